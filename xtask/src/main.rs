@@ -1,1 +1,87 @@
-fn main() {}
+//! The project's own build tool: `cargo xtask`, mostly behind `make`.
+//!
+//! Checks are pure functions over data (`cargo metadata`, `deny.toml`, the output of a test run);
+//! everything around them only fetches and prints.
+
+#![expect(clippy::print_stdout, reason = "a command line tool: printing is its purpose")]
+
+mod bench;
+mod demo;
+#[cfg(test)]
+mod fabricate;
+mod layers;
+mod licences;
+mod metadata;
+mod setup;
+mod spdx;
+mod stages;
+mod tally;
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result, bail};
+
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
+
+  setup       install the Debian packages that are missing
+  demo        start a daemon under ./.demo, ask it who it is, stop it
+  test        everything CI runs
+  check       format, lints, dependency rules, unit tests
+  test-long   the tests with random and long loops at full length
+  bench       all benchmarks
+  layers      do dependencies point down?
+  licences    licences, sources and versions of what we build on";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("xtask: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &[String]) -> Result<()> {
+    let root = root()?;
+    let args: Vec<_> = args.iter().map(String::as_str).collect();
+    match args[..] {
+        ["setup"] => setup::run(),
+        ["demo"] => demo::run(&root),
+        ["test"] => stages::test(&root),
+        ["check"] => stages::check(&root),
+        ["test-long"] => stages::test_long(&root),
+        ["bench"] => bench::run(&root),
+        ["layers"] => layers::run(&root),
+        ["licences"] => licences::run(&root),
+        [] | ["help" | "--help" | "-h"] => {
+            println!("{USAGE}");
+            Ok(())
+        }
+        _ => bail!("unknown command: {}\n\n{USAGE}", args.join(" ")),
+    }
+}
+
+/// The directory of the workspace: xtask lives right below it.
+fn root() -> Result<PathBuf> {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    own.parent().map(Path::to_owned).context("xtask is not inside a workspace")
+}
+
+/// One line when all is well, else one per fault, and an error.
+fn report(check: &str, count: usize, what: &str, faults: &[String]) -> Result<()> {
+    for fault in faults {
+        println!("{check}: {fault}");
+    }
+    match faults.len() {
+        0 => println!("{check}: {count} {what}, all as they should be"),
+        1 => bail!("{check}: 1 fault"),
+        n => bail!("{check}: {n} faults"),
+    }
+    Ok(())
+}

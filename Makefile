@@ -1,0 +1,27 @@
+# Names people remember; the logic lives in xtask/.
+
+XTASK := cargo xtask
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check test-long bench
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## Install the Debian packages that are missing (nothing, the second time)
+	@$(XTASK) setup
+
+demo: setup ## Start a daemon under ./.demo, ask it who it is, stop it
+	@$(XTASK) demo
+
+test: setup ## Everything CI runs
+	@$(XTASK) test
+
+check: ## The fast part of it: format, lints, dependency rules, unit tests
+	@$(XTASK) check
+
+test-long: setup ## Tests with the random and long loops at full length
+	@$(XTASK) test-long
+
+bench: ## All benchmarks
+	@$(XTASK) bench

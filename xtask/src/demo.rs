@@ -1,0 +1,257 @@
+//! A tour of the daemon that leaves nothing behind.
+//!
+//! Everything it writes lies under `.demo` in the project, which is removed at the end, whatever
+//! the end was. The tour fails when the daemon does not answer, does not stop with code 0, or
+//! leaves a socket, a mount or a process.
+
+use std::{
+    fs::{self, File},
+    io::ErrorKind,
+    os::unix::{fs::FileTypeExt, net::UnixStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// Relative, as seen from the root of the project: a unix socket's path must stay short.
+const DIR: &str = ".demo";
+const SOCKET: &str = ".demo/run/longshore.sock";
+const DAEMON: &[&str] =
+    &["daemon", "--root", ".demo/lib", "--state", ".demo/run", "--cri-socket", SOCKET];
+const INFO: &[&str] = &["info", "--cri-socket", SOCKET];
+
+const TICK: Duration = Duration::from_millis(50);
+/// For the daemon to answer, and again for it to stop.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+pub(crate) fn run(root: &Path) -> Result<()> {
+    say("building the daemon");
+    let status = Command::new("cargo")
+        .current_dir(root)
+        .args(["build", "--locked", "--package", "longshore"])
+        .status()
+        .context("run cargo build")?;
+    ensure!(status.success(), "cargo build: {status}");
+
+    let demo = Demo::prepare(root)?;
+    let result = demo.tour();
+    if result.is_err() {
+        eprintln!("--- log of the daemon\n{}---", demo.log());
+    }
+    let removed = demo.remove();
+    result.and(removed)?;
+    say("done, and nothing is left behind");
+    Ok(())
+}
+
+struct Demo {
+    root: PathBuf,
+    dir: PathBuf,
+}
+
+impl Demo {
+    fn prepare(root: &Path) -> Result<Self> {
+        let demo = Self { root: root.to_owned(), dir: root.join(DIR) };
+        let alive = UnixStream::connect(demo.root.join(SOCKET)).is_ok();
+        ensure!(!alive, "a daemon is already running under {}", demo.dir.display());
+        demo.remove()?;
+        fs::create_dir(&demo.dir).with_context(|| format!("create {}", demo.dir.display()))?;
+        Ok(demo)
+    }
+
+    fn tour(&self) -> Result<()> {
+        say(&format!("longshore {}", DAEMON.join(" ")));
+        let mut daemon = self.start()?;
+        let answer = self.wait_for_answer(&mut daemon)?;
+        say(&format!("longshore {}", INFO.join(" ")));
+        print!("{answer}");
+        say("SIGTERM");
+        let status = daemon.stop()?;
+        ensure!(status.success(), "the daemon ended with {status} after SIGTERM");
+        let leftovers = self.leftovers()?;
+        ensure!(leftovers.is_empty(), "the daemon left behind: {}", leftovers.join(", "));
+        Ok(())
+    }
+
+    fn longshore(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(self.root.join("target/debug/longshore"));
+        command.current_dir(&self.root).args(args).stdin(Stdio::null());
+        command
+    }
+
+    fn start(&self) -> Result<Daemon> {
+        let log = File::create(self.dir.join("daemon.log")).context("create the daemon's log")?;
+        let errors = log.try_clone().context("share the daemon's log")?;
+        let child = self.longshore(DAEMON).stdout(log).stderr(errors).spawn();
+        Ok(Daemon { child: child.context("start the daemon")? })
+    }
+
+    /// The daemon answers `Unavailable` until it has initialised, so asking is how to wait.
+    fn wait_for_answer(&self, daemon: &mut Daemon) -> Result<String> {
+        let mut last = String::new();
+        for _ in 0..ticks(PATIENCE) {
+            if let Some(status) = daemon.child.try_wait().context("look after the daemon")? {
+                bail!("the daemon ended with {status} before it answered");
+            }
+            let output = self.longshore(INFO).output().context("run longshore info")?;
+            if output.status.success() {
+                return String::from_utf8(output.stdout).context("read the daemon's answer");
+            }
+            last = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            thread::sleep(TICK);
+        }
+        bail!("the daemon did not answer within {PATIENCE:?}: {last}")
+    }
+
+    fn leftovers(&self) -> Result<Vec<String>> {
+        let mut found = Vec::new();
+        sockets(&self.dir, &mut found)?;
+        let mounts = fs::read_to_string("/proc/self/mountinfo").context("read the mount table")?;
+        found.extend(mounts_below(&mounts, &self.dir.to_string_lossy()));
+        found.extend(processes_inside(&self.dir)?);
+        Ok(found)
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.dir.join("daemon.log")).unwrap_or_default()
+    }
+
+    fn remove(&self) -> Result<()> {
+        match fs::remove_dir_all(&self.dir) {
+            Err(e) if e.kind() != ErrorKind::NotFound => {
+                Err(e).with_context(|| format!("remove {}", self.dir.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Ends with its owner, however that one ends.
+struct Daemon {
+    child: Child,
+}
+
+impl Daemon {
+    fn stop(&mut self) -> Result<ExitStatus> {
+        // The shell's own kill: a minimal Debian has no program of that name.
+        let pid = self.child.id().to_string();
+        let sent = Command::new("sh").args(["-c", "kill -TERM \"$0\"", &pid]).status();
+        let sent = sent.context("run kill")?;
+        ensure!(sent.success(), "could not signal the daemon");
+        for _ in 0..ticks(PATIENCE) {
+            if let Some(status) = self.child.try_wait().context("wait for the daemon")? {
+                return Ok(status);
+            }
+            thread::sleep(TICK);
+        }
+        bail!("the daemon did not stop within {PATIENCE:?}")
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // Both fail when it has ended already, which is the usual case.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn sockets(dir: &Path, found: &mut Vec<String>) -> Result<()> {
+    for entry in fs::read_dir(dir).with_context(|| format!("list {}", dir.display()))? {
+        let entry = entry.with_context(|| format!("list {}", dir.display()))?;
+        let kind = entry.file_type().context("look at a leftover")?;
+        if kind.is_dir() {
+            sockets(&entry.path(), found)?;
+        } else if kind.is_socket() {
+            found.push(format!("socket {}", entry.path().display()));
+        }
+    }
+    Ok(())
+}
+
+/// The mount point is the fifth field of a line of mountinfo.
+fn mounts_below(mountinfo: &str, dir: &str) -> Vec<String> {
+    let points = mountinfo.lines().filter_map(|line| line.split(' ').nth(4));
+    let below = points.filter(|point| Path::new(point).starts_with(dir));
+    below.map(|point| format!("mount {point}")).collect()
+}
+
+/// Processes with a file of the demo open: their log, at least.
+fn processes_inside(dir: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").context("list /proc")? {
+        let process = entry.context("list /proc")?.path();
+        let is_process = process
+            .file_name()
+            .is_some_and(|name| name.as_encoded_bytes().iter().all(u8::is_ascii_digit));
+        if !is_process {
+            continue;
+        }
+        // Gone meanwhile, or not ours to look at.
+        let Ok(open) = fs::read_dir(process.join("fd")) else { continue };
+        let mut targets = open.flatten().filter_map(|fd| fs::read_link(fd.path()).ok());
+        if targets.any(|target| target.starts_with(dir)) {
+            found.push(format!("process {}", process.display()));
+        }
+    }
+    Ok(found)
+}
+
+fn ticks(time: Duration) -> u128 {
+    time.as_millis() / TICK.as_millis()
+}
+
+fn say(what: &str) {
+    println!("demo: {what}");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    fn scratch(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("xtask-{name}-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    #[test]
+    fn a_socket_left_behind_is_found() {
+        let dir = scratch("socket");
+        fs::create_dir(dir.join("run")).unwrap();
+        let path = dir.join("run/x.sock");
+        drop(UnixListener::bind(&path).unwrap());
+        let mut found = Vec::new();
+        sockets(&dir, &mut found).unwrap();
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(found, [format!("socket {}", path.display())]);
+    }
+
+    #[test]
+    fn a_process_with_an_open_file_is_found() {
+        let dir = scratch("open");
+        assert!(processes_inside(&dir).unwrap().is_empty());
+        let file = File::create(dir.join("log")).unwrap();
+        let found = processes_inside(&dir).unwrap();
+        drop(file);
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(found, [format!("process /proc/{}", std::process::id())]);
+    }
+
+    #[test]
+    fn mounts_below_the_directory_are_found() {
+        let table = "36 35 98:0 / /src/.demo/run/ns rw - nsfs nsfs rw\n\
+                     37 35 98:0 / /src/.demolition rw - ext4 /dev/x rw\n";
+        assert_eq!(mounts_below(table, "/src/.demo"), ["mount /src/.demo/run/ns"]);
+    }
+
+    #[test]
+    fn the_socket_is_inside_the_directory() {
+        assert!(Path::new(SOCKET).starts_with(DIR));
+    }
+}
