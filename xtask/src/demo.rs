@@ -16,6 +16,8 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::bin_dir;
+
 /// Relative, as seen from the root of the project: a unix socket's path must stay short.
 const DIR: &str = ".demo";
 const SOCKET: &str = ".demo/run/longshore.sock";
@@ -36,7 +38,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         .context("run cargo build")?;
     ensure!(status.success(), "cargo build: {status}");
 
-    let demo = Demo::prepare(root)?;
+    let demo = Demo::prepare(root, bin_dir()?.join("longshore"))?;
     let result = demo.tour();
     if result.is_err() {
         eprintln!("--- log of the daemon\n{}---", demo.log());
@@ -48,13 +50,14 @@ pub(crate) fn run(root: &Path) -> Result<()> {
 }
 
 struct Demo {
+    program: PathBuf,
     root: PathBuf,
     dir: PathBuf,
 }
 
 impl Demo {
-    fn prepare(root: &Path) -> Result<Self> {
-        let demo = Self { root: root.to_owned(), dir: root.join(DIR) };
+    fn prepare(root: &Path, program: PathBuf) -> Result<Self> {
+        let demo = Self { program, root: root.to_owned(), dir: root.join(DIR) };
         let alive = UnixStream::connect(demo.root.join(SOCKET)).is_ok();
         ensure!(!alive, "a daemon is already running under {}", demo.dir.display());
         demo.remove()?;
@@ -77,7 +80,7 @@ impl Demo {
     }
 
     fn longshore(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(self.root.join("target/debug/longshore"));
+        let mut command = Command::new(&self.program);
         command.current_dir(&self.root).args(args).stdin(Stdio::null());
         command
     }
@@ -248,6 +251,57 @@ mod tests {
         let table = "36 35 98:0 / /src/.demo/run/ns rw - nsfs nsfs rw\n\
                      37 35 98:0 / /src/.demolition rw - ext4 /dev/x rw\n";
         assert_eq!(mounts_below(table, "/src/.demo"), ["mount /src/.demo/run/ns"]);
+    }
+
+    /// Runs the tour with a shell script in place of `longshore`.
+    #[track_caller]
+    fn tour(name: &str, daemon: &str, want: &str) {
+        let root = scratch(name);
+        let program = root.join("longshore");
+        let info = "if [ $1 = info ]; then test -e .demo/ready; exit; fi";
+        let script = format!("#!/bin/sh\n{info}\n{daemon}\n");
+        // Written by another process: a program that a fork of ours still has open for writing
+        // could not be run.
+        let write = "printf %s \"$1\" >\"$0\" && chmod +x \"$0\"";
+        let written = Command::new("sh").args(["-c", write]).arg(&program).arg(script).status();
+        assert!(written.unwrap().success());
+
+        let demo = Demo::prepare(&root, program).unwrap();
+        let got = demo.tour().map_or_else(|e| e.to_string(), |()| "fine".to_owned());
+        demo.remove().unwrap();
+        if let Ok(child) = fs::read_to_string(root.join("child")) {
+            let killed = Command::new("sh").args(["-c", "kill $0", child.trim()]).status();
+            assert!(killed.unwrap().success());
+        }
+        fs::remove_dir_all(&root).unwrap();
+        assert!(got.contains(want), "{got}");
+    }
+
+    const UNTIL_TERM: &str = "trap 'exit 0' TERM; touch .demo/ready; while :; do sleep 0.1; done";
+
+    #[test]
+    fn a_good_daemon_passes() {
+        tour("good", UNTIL_TERM, "fine");
+    }
+
+    #[test]
+    fn a_daemon_that_dies_early_is_reported() {
+        tour("early", "exit 7", "exit status: 7 before it answered");
+    }
+
+    #[test]
+    fn a_daemon_that_stops_with_an_error_is_reported() {
+        tour("error", &UNTIL_TERM.replace("exit 0", "exit 3"), "exit status: 3 after SIGTERM");
+    }
+
+    #[test]
+    fn a_child_left_running_is_reported() {
+        // It keeps the log open.
+        tour(
+            "child",
+            &format!("sleep 60 & echo $! >child; {UNTIL_TERM}"),
+            "left behind: process /proc/",
+        );
     }
 
     #[test]

@@ -73,6 +73,12 @@ fn root() -> Result<PathBuf> {
     own.parent().map(Path::to_owned).context("xtask is not inside a workspace")
 }
 
+/// Where cargo puts what it builds, wherever that was set to be: beside us.
+fn bin_dir() -> Result<PathBuf> {
+    let own = std::env::current_exe().context("find the path of xtask")?;
+    own.parent().map(Path::to_owned).context("xtask has no directory")
+}
+
 /// One line when all is well, else one per fault, and an error.
 fn report(check: &str, count: usize, what: &str, faults: &[String]) -> Result<()> {
     for fault in faults {

@@ -145,7 +145,7 @@ fn parse_removals(simulation: &str) -> Vec<String> {
 }
 
 fn apt(args: &[&str], packages: &[&str]) -> Result<()> {
-    println!("setup: apt-get {} {}", args.join(" "), packages.join(" "));
+    println!("setup: apt-get {}", [args, packages].concat().join(" "));
     let status = apt_get(args, packages).status().context("run apt-get")?;
     ensure!(status.success(), "apt-get {}: {status}", args[0]);
     Ok(())

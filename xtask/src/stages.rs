@@ -20,7 +20,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::{layers, licences, tally::Tally};
+use crate::{bin_dir, layers, licences, tally::Tally};
 
 /// How long the output of a test run may stay open after cargo has ended.
 const LEFTOVER_LIMIT: Duration = Duration::from_secs(5);
@@ -113,7 +113,7 @@ struct Row {
 }
 
 fn run(root: &Path, stages: &[Stage], env: &[(&str, &str)]) -> Result<()> {
-    let skip_log = SkipLog::create(root)?;
+    let skip_log = SkipLog::create(&bin_dir()?)?;
     let mut summary = Summary::default();
     for stage in stages {
         println!("\n== {}", stage.name);
@@ -243,8 +243,8 @@ struct SkipLog {
 }
 
 impl SkipLog {
-    fn create(root: &Path) -> Result<Self> {
-        let path = root.join("target/skipped.log");
+    fn create(dir: &Path) -> Result<Self> {
+        let path = dir.join("skipped.log");
         fs::write(&path, "").with_context(|| format!("create {}", path.display()))?;
         Ok(Self { path })
     }
@@ -305,6 +305,18 @@ mod tests {
         assert!(shell(&format!("kill {}", printed[0])).status().unwrap().success());
         let error = drained.unwrap_err().to_string();
         assert!(error.contains("left a process behind"), "{error}");
+    }
+
+    #[test]
+    fn skips_of_an_earlier_run_are_forgotten() {
+        let dir = std::env::temp_dir().join(format!("xtask-skips-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("skipped.log"), "old\n").unwrap();
+        let log = SkipLog::create(&dir).unwrap();
+        fs::write(&log.path, "interop: no Go\n\n").unwrap();
+        let lines = log.lines().unwrap();
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(lines, ["interop: no Go"]);
     }
 
     #[test]
