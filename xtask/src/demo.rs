@@ -18,12 +18,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::bin_dir;
 
-/// Relative, as seen from the root of the project: a unix socket's path must stay short.
 const DIR: &str = ".demo";
-const SOCKET: &str = ".demo/run/longshore.sock";
-const DAEMON: &[&str] =
-    &["daemon", "--root", ".demo/lib", "--state", ".demo/run", "--cri-socket", SOCKET];
-const INFO: &[&str] = &["info", "--cri-socket", SOCKET];
 
 const TICK: Duration = Duration::from_millis(50);
 /// For the daemon to answer, and again for it to stop.
@@ -51,25 +46,24 @@ pub(crate) fn run(root: &Path) -> Result<()> {
 
 struct Demo {
     program: PathBuf,
-    root: PathBuf,
     dir: PathBuf,
 }
 
 impl Demo {
     fn prepare(root: &Path, program: PathBuf) -> Result<Self> {
-        let demo = Self { program, root: root.to_owned(), dir: root.join(DIR) };
-        let alive = UnixStream::connect(demo.root.join(SOCKET)).is_ok();
+        let demo = Self { program, dir: root.join(DIR) };
+        let alive = UnixStream::connect(demo.socket()).is_ok();
         ensure!(!alive, "a daemon is already running under {}", demo.dir.display());
         demo.remove()?;
         fs::create_dir(&demo.dir).with_context(|| format!("create {}", demo.dir.display()))?;
+        // Empty, so that the host's own file does not take part.
+        fs::write(demo.config(), "").context("write the demo's configuration")?;
         Ok(demo)
     }
 
     fn tour(&self) -> Result<()> {
-        say(&format!("longshore {}", DAEMON.join(" ")));
         let mut daemon = self.start()?;
         let answer = self.wait_for_answer(&mut daemon)?;
-        say(&format!("longshore {}", INFO.join(" ")));
         print!("{answer}");
         say("SIGTERM");
         let status = daemon.stop()?;
@@ -79,16 +73,35 @@ impl Demo {
         Ok(())
     }
 
-    fn longshore(&self, args: &[&str]) -> Command {
+    fn socket(&self) -> PathBuf {
+        self.dir.join("run/longshore.sock")
+    }
+
+    fn config(&self) -> PathBuf {
+        self.dir.join("config.toml")
+    }
+
+    /// Without its socket's own flag: below `--state` is where it belongs by itself.
+    fn daemon(&self) -> Command {
         let mut command = Command::new(&self.program);
-        command.current_dir(&self.root).args(args).stdin(Stdio::null());
+        command.arg("daemon").arg("--config").arg(self.config());
+        command.arg("--root").arg(self.dir.join("lib"));
+        command.arg("--state").arg(self.dir.join("run")).stdin(Stdio::null());
+        command
+    }
+
+    fn info(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.arg("info").arg("--cri-socket").arg(self.socket()).stdin(Stdio::null());
         command
     }
 
     fn start(&self) -> Result<Daemon> {
         let log = File::create(self.dir.join("daemon.log")).context("create the daemon's log")?;
         let errors = log.try_clone().context("share the daemon's log")?;
-        let child = self.longshore(DAEMON).stdout(log).stderr(errors).spawn();
+        let mut command = self.daemon();
+        say(&line(&command));
+        let child = command.stdout(log).stderr(errors).spawn();
         Ok(Daemon { child: child.context("start the daemon")? })
     }
 
@@ -99,8 +112,10 @@ impl Demo {
             if let Some(status) = daemon.child.try_wait().context("look after the daemon")? {
                 bail!("the daemon ended with {status} before it answered");
             }
-            let output = self.longshore(INFO).output().context("run longshore info")?;
+            let mut command = self.info();
+            let output = command.output().context("run longshore info")?;
             if output.status.success() {
+                say(&line(&command));
                 return String::from_utf8(output.stdout).context("read the daemon's answer");
             }
             last = String::from_utf8_lossy(&output.stderr).trim().to_owned();
@@ -112,10 +127,14 @@ impl Demo {
     fn leftovers(&self) -> Result<Vec<String>> {
         let mut found = Vec::new();
         sockets(&self.dir, &mut found)?;
-        let mounts = fs::read_to_string("/proc/self/mountinfo").context("read the mount table")?;
-        found.extend(mounts_below(&mounts, &self.dir.to_string_lossy()));
+        found.extend(self.mounts()?);
         found.extend(processes_inside(&self.dir)?);
         Ok(found)
+    }
+
+    fn mounts(&self) -> Result<Vec<String>> {
+        let table = fs::read_to_string("/proc/self/mountinfo").context("read the mount table")?;
+        Ok(mounts_below(&table, &self.dir.to_string_lossy()))
     }
 
     fn log(&self) -> String {
@@ -123,6 +142,9 @@ impl Demo {
     }
 
     fn remove(&self) -> Result<()> {
+        // Deleting through a mount would delete what is mounted.
+        let mounts = self.mounts()?;
+        ensure!(mounts.is_empty(), "not removed, unmount first: {}", mounts.join(", "));
         match fs::remove_dir_all(&self.dir) {
             Err(e) if e.kind() != ErrorKind::NotFound => {
                 Err(e).with_context(|| format!("remove {}", self.dir.display()))
@@ -207,6 +229,13 @@ fn ticks(time: Duration) -> u128 {
     time.as_millis() / TICK.as_millis()
 }
 
+/// A command as one would type it.
+fn line(command: &Command) -> String {
+    let name = Path::new(command.get_program()).file_name().unwrap_or_default();
+    let words = [name].into_iter().chain(command.get_args());
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
 fn say(what: &str) {
     println!("demo: {what}");
 }
@@ -259,7 +288,7 @@ mod tests {
         let root = scratch(name);
         let program = root.join("longshore");
         let info = "if [ $1 = info ]; then test -e .demo/ready; exit; fi";
-        let script = format!("#!/bin/sh\n{info}\n{daemon}\n");
+        let script = format!("#!/bin/sh\ncd ${{0%/*}}\n{info}\n{daemon}\n");
         // Written by another process: a program that a fork of ours still has open for writing
         // could not be run.
         let write = "printf %s \"$1\" >\"$0\" && chmod +x \"$0\"";
@@ -302,10 +331,5 @@ mod tests {
             &format!("sleep 60 & echo $! >child; {UNTIL_TERM}"),
             "left behind: process /proc/",
         );
-    }
-
-    #[test]
-    fn the_socket_is_inside_the_directory() {
-        assert!(Path::new(SOCKET).starts_with(DIR));
     }
 }
