@@ -81,18 +81,30 @@ impl Demo {
         self.dir.join("config.toml")
     }
 
+    /// Without settings that the environment happens to hold for another daemon.
+    fn longshore(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        for (key, _) in std::env::vars_os() {
+            if key.as_encoded_bytes().starts_with(b"LONGSHORE_") {
+                command.env_remove(key);
+            }
+        }
+        command.stdin(Stdio::null());
+        command
+    }
+
     /// Without its socket's own flag: below `--state` is where it belongs by itself.
     fn daemon(&self) -> Command {
-        let mut command = Command::new(&self.program);
+        let mut command = self.longshore();
         command.arg("daemon").arg("--config").arg(self.config());
         command.arg("--root").arg(self.dir.join("lib"));
-        command.arg("--state").arg(self.dir.join("run")).stdin(Stdio::null());
+        command.arg("--state").arg(self.dir.join("run"));
         command
     }
 
     fn info(&self) -> Command {
-        let mut command = Command::new(&self.program);
-        command.arg("info").arg("--cri-socket").arg(self.socket()).stdin(Stdio::null());
+        let mut command = self.longshore();
+        command.arg("info").arg("--cri-socket").arg(self.socket());
         command
     }
 
