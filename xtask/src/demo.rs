@@ -64,6 +64,7 @@ impl Demo {
     fn tour(&self) -> Result<()> {
         let mut daemon = self.start()?;
         let answer = self.wait_for_answer(&mut daemon)?;
+        ensure!(!answer.trim().is_empty(), "longshore info had nothing to say");
         print!("{answer}");
         say("SIGTERM");
         let status = daemon.stop()?;
@@ -173,6 +174,9 @@ struct Daemon {
 
 impl Daemon {
     fn stop(&mut self) -> Result<ExitStatus> {
+        if let Some(status) = self.child.try_wait().context("look after the daemon")? {
+            bail!("the daemon ended with {status} before it was told to");
+        }
         // The shell's own kill: a minimal Debian has no program of that name.
         let pid = self.child.id().to_string();
         let sent = Command::new("sh").args(["-c", "kill -TERM \"$0\"", &pid]).status();
@@ -299,7 +303,7 @@ mod tests {
     fn tour(name: &str, daemon: &str, want: &str) {
         let root = scratch(name);
         let program = root.join("longshore");
-        let info = "if [ $1 = info ]; then test -e .demo/ready; exit; fi";
+        let info = "if [ $1 = info ]; then test -e .demo/ready && echo up; exit; fi";
         let script = format!("#!/bin/sh\ncd ${{0%/*}}\n{info}\n{daemon}\n");
         // Written by another process: a program that a fork of ours still has open for writing
         // could not be run.
@@ -328,6 +332,14 @@ mod tests {
     #[test]
     fn a_daemon_that_dies_early_is_reported() {
         tour("early", "exit 7", "exit status: 7 before it answered");
+    }
+
+    #[test]
+    fn a_daemon_that_is_gone_before_the_signal_is_reported() {
+        let mut child = Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        let error = Daemon { child }.stop().unwrap_err().to_string();
+        assert!(error.contains("before it was told to"), "{error}");
     }
 
     #[test]

@@ -5,8 +5,9 @@
 //! tests; a red stage that counts no failed test (a lint, a build) adds one to M, so that a red
 //! run never ends in `0 failed`.
 //!
-//! Tests that cannot run here say so in the file named by `LONGSHORE_SKIP_LOG`, one line each;
-//! the lines are shown with the table and the tests count as skipped, not as passed.
+//! Tests that cannot run here say so in the file named by `LONGSHORE_SKIP_LOG`, one line
+//! `SKIPPED: name: reason` each; the lines are shown with the table, and the tests count as
+//! skipped, not as passed.
 
 use std::{
     fs,
@@ -226,7 +227,7 @@ impl Summary {
     }
 
     fn table(&self) -> String {
-        let skips = self.skips.iter().map(|skip| format!("SKIPPED: {skip}\n"));
+        let skips = self.skips.iter().map(|skip| format!("{skip}\n"));
         let rows = self.rows.iter().map(|row| {
             let verdict =
                 row.error.as_ref().map_or_else(|| "ok".to_owned(), |e| format!("RED: {e}"));
@@ -313,10 +314,10 @@ mod tests {
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join("skipped.log"), "old\n").unwrap();
         let log = SkipLog::create(&dir).unwrap();
-        fs::write(&log.path, "interop: no Go\n\n").unwrap();
+        fs::write(&log.path, "SKIPPED: interop: no Go\n\n").unwrap();
         let lines = log.lines().unwrap();
         fs::remove_dir_all(&dir).unwrap();
-        assert_eq!(lines, ["interop: no Go"]);
+        assert_eq!(lines, ["SKIPPED: interop: no Go"]);
     }
 
     #[test]
@@ -339,7 +340,8 @@ mod tests {
     fn the_table_shows_times_verdicts_and_skips() {
         let tally = Tally { passed: 3, failed: 0, skipped: 0 };
         let rows = vec![row("format", None), row("unit", Some("cargo ended"))];
-        let mut summary = Summary { rows, tally, skips: vec!["interop: no Go".to_owned()] };
+        let mut summary =
+            Summary { rows, tally, skips: vec!["SKIPPED: interop: no Go".to_owned()] };
         summary.settle();
         let want = "SKIPPED: interop: no Go\n\
                     format           1.2 s  ok\n\
