@@ -3,6 +3,8 @@
 //! **Invariant:** no logic here, and no secret in `Debug` output: every log line of a
 //! request goes through it.
 
+pub mod client;
+
 use std::fmt;
 
 pub mod v1 {
@@ -17,6 +19,9 @@ pub mod v1 {
     )]
     tonic::include_proto!("runtime.v1");
 }
+
+/// All RPCs: the name of the service and of the method.
+pub const RPCS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/rpcs.rs"));
 
 /// The only value of `VersionResponse.version` that the kubelet takes.
 pub const KUBE_API_VERSION: &str = "0.1.0";

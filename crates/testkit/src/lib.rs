@@ -1,0 +1,10 @@
+//! What tests share: a daemon as a process of its own, and proof that it left nothing.
+//!
+//! Only ever a dev-dependency. Everything here cleans up in `Drop`, also when the test
+//! fails half-way.
+
+mod daemon;
+mod skip;
+
+pub use daemon::{DaemonProcess, Exit};
+pub use skip::{is_root, skip};

@@ -1,0 +1,89 @@
+//! Commands. Each returns an exit code; the one place that prints errors is here.
+
+mod check;
+mod completion;
+mod config;
+mod daemon;
+mod info;
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use clap::{Parser, Subcommand};
+
+/// A node container engine: Kubernetes (CRI) and Docker clients from one daemon, with NRI
+/// plugins in both.
+///
+/// Try `longshore check` first: it tells what this host can do and what it lacks.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Daemon(daemon::Daemon),
+    Check(check::Check),
+    Info(info::Info),
+    #[command(subcommand)]
+    Config(config::ConfigCommand),
+    /// Print the version of this program.
+    Version,
+    Completion(completion::Completion),
+}
+
+impl Cli {
+    pub fn run(self) -> ExitCode {
+        let mut out = io::stdout().lock();
+        match self.command.run(&mut out) {
+            Ok(code) => code,
+            // The reader went away: `longshore check | head`.
+            Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("longshore: {error:#}");
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+impl Command {
+    fn run(self, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Daemon(daemon) => daemon.run(),
+            Self::Check(check) => check.run(out),
+            Self::Info(info) => info.run(out),
+            Self::Config(config) => config.run(out),
+            Self::Version => {
+                writeln!(out, "longshore {}", crate::daemon::VERSION)?;
+                Ok(ExitCode::SUCCESS)
+            }
+            Self::Completion(completion) => completion.run(out),
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// For commands that make a few calls and end.
+fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(future)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+}

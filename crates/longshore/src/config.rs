@@ -1,0 +1,475 @@
+//! What the operator wrote, and what it means.
+//!
+//! ```text
+//! file ──> Config ──(environment and flags laid over)──> Config ──check──> Settings
+//! ```
+//!
+//! [`Config`] is the raw form: every key optional, nothing verified. [`Settings`] is
+//! what the daemon works with: every path absolute, every default worked out, nothing
+//! left to parse. Nothing but this crate reads configuration.
+
+mod file;
+mod keys;
+mod sample;
+mod settings;
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+pub use file::{ConfigError, load};
+pub use sample::sample;
+use settings::settings;
+use telemetry::logs::{Format, Level};
+
+pub const DEFAULT_FILE: &str = "/etc/longshore/config.toml";
+const DEFAULT_ROOT: &str = "/var/lib/longshore";
+const DEFAULT_STATE: &str = "/run/longshore";
+
+/// `sun_path` holds 108 bytes, the last of which is a zero.
+const SOCKET_PATH_BYTES: usize = 107;
+
+settings! {
+    /// The file, raw.
+    Config {
+        /// State that survives a reboot: records, images, snapshots.
+        root: PathBuf = DEFAULT_ROOT.into();
+        /// State of the running system: sockets, bundles, namespaces. On tmpfs.
+        /// Paths below that are not given lie under `root` and `state` when those are
+        /// changed, so that any number of daemons run side by side.
+        state: PathBuf = DEFAULT_STATE.into();
+        /// Who owns the cgroups: "systemd", "cgroupfs", or "auto": systemd where it runs.
+        cgroup_driver: String = "auto".into();
+        /// The handler of pods that name none. Unset: the first of `handlers` that works.
+        default_handler: Option<String> => "\"crun\"";
+        log: LogConfig = LogConfig::default();
+        cri: CriConfig = CriConfig::default();
+        docker: DockerConfig = DockerConfig::default();
+        metrics: MetricsConfig = MetricsConfig::default();
+        nri: NriConfig = NriConfig::default();
+        cni: CniConfig = CniConfig::default();
+        registry: RegistryConfig = RegistryConfig::default();
+        handlers: BTreeMap<String, HandlerConfig> = BTreeMap::new();
+    }
+}
+
+settings! {
+    /// The daemon's own log, on standard error.
+    LogConfig {
+        /// error, warn, info, debug or trace; or target=level pairs, comma-separated.
+        level: String = "info".into();
+        /// "text" for people, "json" for machines.
+        format: String = "text".into();
+    }
+}
+
+settings! {
+    /// The service for the kubelet and crictl.
+    CriConfig {
+        /// The socket of both CRI services.
+        socket: Option<PathBuf> => "\"/run/longshore/longshore.sock\"";
+    }
+}
+
+settings! {
+    /// The service for Docker clients.
+    DockerConfig {
+        /// The socket of the Docker Engine API.
+        socket: Option<PathBuf> => "\"/run/longshore/docker.sock\"";
+    }
+}
+
+settings! {
+    /// Metrics of the daemon, in OpenMetrics form, under /metrics.
+    MetricsConfig {
+        /// The socket that serves them: curl --unix-socket PATH http://localhost/metrics
+        socket: Option<PathBuf> => "\"/run/longshore/metrics.sock\"";
+        /// Serve them on a TCP address too, without encryption or authentication.
+        tcp: Option<String> => "\"127.0.0.1:9470\"";
+    }
+}
+
+settings! {
+    /// Node Resource Interface: plugins.
+    NriConfig {
+        /// Where external plugins connect.
+        socket: Option<PathBuf> => "\"/var/run/nri/nri.sock\"";
+        /// Plugins that the daemon launches.
+        plugin_dir: Option<PathBuf> => "\"/opt/nri/plugins\"";
+        /// Their configuration, one file per plugin.
+        plugin_config_dir: Option<PathBuf> => "\"/etc/nri/conf.d\"";
+    }
+}
+
+settings! {
+    /// Container Network Interface: the network of pods.
+    CniConfig {
+        /// Network configurations; the first by name is used. Watched.
+        conf_dir: Option<PathBuf> => "\"/etc/cni/net.d\"";
+        /// Where the CNI programs are, first match wins.
+        bin_dirs: Vec<PathBuf> = vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()];
+    }
+}
+
+settings! {
+    /// Registries that images come from.
+    RegistryConfig {
+        /// A tree of hosts.toml files, one folder per registry. Read at each pull.
+        config_dir: Option<PathBuf> => "\"/etc/longshore/certs.d\"";
+    }
+}
+
+settings! {
+    /// An OCI runtime that pods can name as their runtime class.
+    /// Without any such section, crun and runc are looked up on PATH.
+    HandlerConfig {
+        /// The OCI runtime: a name on PATH or an absolute path.
+        binary: PathBuf = PathBuf::new();
+    }
+}
+
+/// The whole configuration, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    pub root: PathBuf,
+    pub state: PathBuf,
+    pub cgroup_driver: CgroupDriver,
+    pub handlers: Handlers,
+    pub log_level: Level,
+    pub log_format: Format,
+    pub cri_socket: PathBuf,
+    pub docker_socket: PathBuf,
+    pub metrics_socket: PathBuf,
+    pub metrics_tcp: Option<SocketAddr>,
+    pub nri: Nri,
+    pub cni_conf_dir: PathBuf,
+    pub cni_bin_dirs: Vec<PathBuf>,
+    pub registry_config_dir: PathBuf,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Nri {
+    pub socket: PathBuf,
+    pub plugin_dir: PathBuf,
+    pub plugin_config_dir: PathBuf,
+}
+
+/// In the order in which they are tried as the default.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Handlers {
+    /// Whatever of the known runtimes is on PATH.
+    Search,
+    Given {
+        default: Option<String>,
+        binaries: Vec<(String, PathBuf)>,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CgroupDriver {
+    Auto,
+    Systemd,
+    Cgroupfs,
+}
+
+impl Config {
+    /// Works out every default and refuses what cannot be meant. Touches no file.
+    pub fn check(&self) -> Result<Settings, ConfigError> {
+        let root = absolute("root", &self.root)?;
+        let state = absolute("state", &self.state)?;
+        let place = Place {
+            root: (root != Path::new(DEFAULT_ROOT)).then_some(root.as_path()),
+            state: &state,
+            own_state: state != Path::new(DEFAULT_STATE),
+        };
+        let settings = Settings {
+            cgroup_driver: cgroup_driver(&self.cgroup_driver)?,
+            handlers: self.check_handlers()?,
+            log_level: self.log.level.parse().map_err(|e| value("log.level", e))?,
+            log_format: log_format(&self.log.format)?,
+            cri_socket: place.socket("cri.socket", self.cri.socket.as_ref(), "longshore.sock")?,
+            docker_socket: place.socket(
+                "docker.socket",
+                self.docker.socket.as_ref(),
+                "docker.sock",
+            )?,
+            metrics_socket: place.socket(
+                "metrics.socket",
+                self.metrics.socket.as_ref(),
+                "metrics.sock",
+            )?,
+            metrics_tcp: self.metrics.tcp.as_deref().map(tcp_address).transpose()?,
+            nri: self.check_nri(&place)?,
+            cni_conf_dir: place.dir(
+                "cni.conf_dir",
+                self.cni.conf_dir.as_ref(),
+                "/etc/cni/net.d",
+                "cni/net.d",
+            )?,
+            cni_bin_dirs: bin_dirs(&self.cni.bin_dirs)?,
+            registry_config_dir: place.dir(
+                "registry.config_dir",
+                self.registry.config_dir.as_ref(),
+                "/etc/longshore/certs.d",
+                "certs.d",
+            )?,
+            root,
+            state,
+        };
+        settings.sockets_differ()?;
+        Ok(settings)
+    }
+
+    fn check_nri(&self, place: &Place<'_>) -> Result<Nri, ConfigError> {
+        let shared = PathBuf::from("/var/run/nri/nri.sock");
+        let socket = self.nri.socket.as_ref().or((!place.own_state).then_some(&shared));
+        Ok(Nri {
+            socket: place.socket("nri.socket", socket, "nri.sock")?,
+            plugin_dir: place.dir(
+                "nri.plugin_dir",
+                self.nri.plugin_dir.as_ref(),
+                "/opt/nri/plugins",
+                "nri/plugins",
+            )?,
+            plugin_config_dir: place.dir(
+                "nri.plugin_config_dir",
+                self.nri.plugin_config_dir.as_ref(),
+                "/etc/nri/conf.d",
+                "nri/conf.d",
+            )?,
+        })
+    }
+
+    fn check_handlers(&self) -> Result<Handlers, ConfigError> {
+        if self.handlers.is_empty() && self.default_handler.is_none() {
+            return Ok(Handlers::Search);
+        }
+        let mut binaries = Vec::new();
+        for (name, handler) in &self.handlers {
+            let key = format!("handlers.{name}.binary");
+            if handler.binary.as_os_str().is_empty() {
+                return Err(value(key, "is missing: name the OCI runtime, e.g. \"crun\""));
+            }
+            let plain_name = handler.binary.components().count() == 1;
+            if !handler.binary.is_absolute() && !plain_name {
+                let why = format!("{} is neither a name nor absolute", handler.binary.display());
+                return Err(value(key, why));
+            }
+            binaries.push((name.clone(), handler.binary.clone()));
+        }
+        if let Some(default) = &self.default_handler {
+            // The default is tried first.
+            let Some(at) = binaries.iter().position(|(name, _)| name == default) else {
+                let why = format!("no [handlers.{default}] says what {default:?} is");
+                return Err(value("default_handler", why));
+            };
+            let first = binaries.remove(at);
+            binaries.insert(0, first);
+        }
+        Ok(Handlers::Given { default: self.default_handler.clone(), binaries })
+    }
+}
+
+impl Settings {
+    /// Keys that differ in `new` and that a running daemon cannot change.
+    pub fn fixed_changes(&self, new: &Self) -> Vec<&'static str> {
+        let changes = [
+            ("root", self.root != new.root),
+            ("state", self.state != new.state),
+            ("cgroup_driver", self.cgroup_driver != new.cgroup_driver),
+            ("handlers", self.handlers != new.handlers),
+            ("log.format", self.log_format != new.log_format),
+            ("cri.socket", self.cri_socket != new.cri_socket),
+            ("docker.socket", self.docker_socket != new.docker_socket),
+            ("metrics.socket", self.metrics_socket != new.metrics_socket),
+            ("metrics.tcp", self.metrics_tcp != new.metrics_tcp),
+            ("nri", self.nri != new.nri),
+            ("cni.conf_dir", self.cni_conf_dir != new.cni_conf_dir),
+            ("cni.bin_dirs", self.cni_bin_dirs != new.cni_bin_dirs),
+            ("registry.config_dir", self.registry_config_dir != new.registry_config_dir),
+        ];
+        changes.into_iter().filter(|(_, changed)| *changed).map(|(key, _)| key).collect()
+    }
+
+    /// Two services on one socket would take it from each other at every start.
+    fn sockets_differ(&self) -> Result<(), ConfigError> {
+        let sockets = [
+            ("cri.socket", &self.cri_socket),
+            ("docker.socket", &self.docker_socket),
+            ("metrics.socket", &self.metrics_socket),
+            ("nri.socket", &self.nri.socket),
+        ];
+        for (i, (key, path)) in sockets.iter().enumerate() {
+            if let Some((other, _)) = sockets[..i].iter().find(|(_, taken)| taken == path) {
+                return Err(value(*key, format!("{} is {other} already", path.display())));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where unset paths go: beside the others when root or state were changed.
+struct Place<'a> {
+    root: Option<&'a Path>,
+    state: &'a Path,
+    own_state: bool,
+}
+
+impl Place<'_> {
+    fn socket(
+        &self,
+        key: &'static str,
+        given: Option<&PathBuf>,
+        name: &str,
+    ) -> Result<PathBuf, ConfigError> {
+        let path = match given {
+            Some(path) => absolute(key, path)?,
+            None => self.state.join(name),
+        };
+        let bytes = path.as_os_str().len();
+        if bytes > SOCKET_PATH_BYTES {
+            let why = format!(
+                "{} has {bytes} bytes, a unix socket takes {SOCKET_PATH_BYTES} at most: choose a \
+                 shorter path",
+                path.display()
+            );
+            return Err(value(key, why));
+        }
+        Ok(path)
+    }
+
+    fn dir(
+        &self,
+        key: &'static str,
+        given: Option<&PathBuf>,
+        plain: &str,
+        below_root: &str,
+    ) -> Result<PathBuf, ConfigError> {
+        match (given, self.root) {
+            (Some(path), _) => absolute(key, path),
+            (None, Some(root)) => Ok(root.join(below_root)),
+            (None, None) => Ok(plain.into()),
+        }
+    }
+}
+
+fn absolute(key: &'static str, path: &Path) -> Result<PathBuf, ConfigError> {
+    if path.is_absolute() {
+        Ok(path.to_owned())
+    } else {
+        Err(value(key, format!("{path:?} is not an absolute path")))
+    }
+}
+
+fn bin_dirs(dirs: &[PathBuf]) -> Result<Vec<PathBuf>, ConfigError> {
+    dirs.iter().map(|dir| absolute("cni.bin_dirs", dir)).collect()
+}
+
+fn cgroup_driver(name: &str) -> Result<CgroupDriver, ConfigError> {
+    match name {
+        "auto" => Ok(CgroupDriver::Auto),
+        "systemd" => Ok(CgroupDriver::Systemd),
+        "cgroupfs" => Ok(CgroupDriver::Cgroupfs),
+        other => Err(one_of("cgroup_driver", other, "\"auto\", \"systemd\" or \"cgroupfs\"")),
+    }
+}
+
+fn log_format(name: &str) -> Result<Format, ConfigError> {
+    match name {
+        "text" => Ok(Format::Text),
+        "json" => Ok(Format::Json),
+        other => Err(one_of("log.format", other, "\"text\" or \"json\"")),
+    }
+}
+
+fn tcp_address(text: &str) -> Result<SocketAddr, ConfigError> {
+    text.parse().map_err(|_| one_of("metrics.tcp", text, "an address and port, 127.0.0.1:9470"))
+}
+
+fn one_of(key: &'static str, got: &str, want: &str) -> ConfigError {
+    value(key, format!("{got:?} is not {want}"))
+}
+
+fn value(key: impl Into<String>, why: impl ToString) -> ConfigError {
+    ConfigError::Value { key: key.into(), why: why.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn refused(toml: &str, want: &str) {
+        let error = toml::from_str::<Config>(toml).unwrap().check().unwrap_err().to_string();
+        assert_eq!(error, want);
+    }
+
+    #[test]
+    fn bad_values_name_their_key() {
+        refused("root = 'here'", "root: \"here\" is not an absolute path");
+        refused(
+            "cgroup_driver = 'x'",
+            "cgroup_driver: \"x\" is not \"auto\", \"systemd\" or \"cgroupfs\"",
+        );
+        refused("log.format = 'xml'", "log.format: \"xml\" is not \"text\" or \"json\"");
+        refused(
+            "[handlers.a]",
+            "handlers.a.binary: is missing: name the OCI runtime, e.g. \"crun\"",
+        );
+        refused(
+            "handlers.a.binary = './x/y'",
+            "handlers.a.binary: ./x/y is neither a name nor absolute",
+        );
+        refused(
+            "default_handler = 'kata'",
+            "default_handler: no [handlers.kata] says what \"kata\" is",
+        );
+        refused(
+            "cri.socket = '/a.sock'\nnri.socket = '/a.sock'",
+            "nri.socket: /a.sock is cri.socket already",
+        );
+        refused(
+            "metrics.tcp = 'here'",
+            "metrics.tcp: \"here\" is not an address and port, 127.0.0.1:9470",
+        );
+    }
+
+    #[test]
+    fn a_socket_path_that_cannot_be_bound_is_refused() {
+        let long = format!("/{}", "x".repeat(107));
+        let error = toml::from_str::<Config>(&format!("cri.socket = '{long}'")).unwrap().check();
+        let text = error.unwrap_err().to_string();
+        assert!(text.starts_with("cri.socket: /xxx") && text.contains("108 bytes"), "{text}");
+        let fits = format!("cri.socket = '/{}'", "x".repeat(106));
+        toml::from_str::<Config>(&fits).unwrap().check().unwrap();
+    }
+
+    #[test]
+    fn with_an_own_root_and_state_nothing_is_shared_with_the_host() {
+        let own = "root = '/t/lib'\nstate = '/t/run'";
+        let settings = toml::from_str::<Config>(own).unwrap().check().unwrap();
+        let paths = [
+            &settings.cri_socket,
+            &settings.docker_socket,
+            &settings.metrics_socket,
+            &settings.nri.socket,
+            &settings.nri.plugin_dir,
+            &settings.nri.plugin_config_dir,
+            &settings.cni_conf_dir,
+            &settings.registry_config_dir,
+        ];
+        for path in paths {
+            assert!(path.starts_with("/t"), "{}", path.display());
+        }
+    }
+
+    #[test]
+    fn the_default_handler_is_tried_first() {
+        let toml = "default_handler = 'runc'\nhandlers.crun.binary = 'crun'\nhandlers.runc.binary = '/x/runc'";
+        let settings = toml::from_str::<Config>(toml).unwrap().check().unwrap();
+        let Handlers::Given { binaries, .. } = settings.handlers else { panic!("not searched") };
+        assert_eq!(binaries[0], ("runc".to_owned(), PathBuf::from("/x/runc")));
+    }
+}

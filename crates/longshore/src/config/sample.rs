@@ -1,0 +1,73 @@
+//! The commented sample file, made from the declarations.
+
+use std::fmt::Write;
+
+use super::{keys, settings::Setting};
+
+/// Every key with its default: parsing it gives `Config::default()`.
+pub fn sample() -> String {
+    let mut text = String::from(
+        "# Longshore configuration. Every key is shown with its default; keys behind a `#` are\n\
+         # unset, with what they then come to. Environment (LONGSHORE_…) and flags win over it.\n",
+    );
+    for setting in keys::top() {
+        show(&mut text, setting, false);
+    }
+    for section in keys::SECTIONS {
+        let (mark, name) = if section.named { ("# ", ".NAME") } else { ("", "") };
+        writeln!(text, "\n{mark}[{}{name}]", section.name).expect("a String takes all");
+        for setting in section.settings {
+            show(&mut text, setting, section.named);
+        }
+    }
+    text
+}
+
+fn show(text: &mut String, setting: &Setting, commented: bool) {
+    for line in setting.doc {
+        writeln!(text, "#{line}").expect("a String takes all");
+    }
+    let key = setting.key;
+    match (setting.default)() {
+        Ok(value) if !commented => writeln!(text, "{key} = {value}"),
+        Ok(value) => writeln!(text, "# {key} = {value}"),
+        Err(shown) => writeln!(text, "# {key} = {shown}"),
+    }
+    .expect("a String takes all");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn the_sample_is_the_default() {
+        assert_eq!(toml::from_str::<Config>(&sample()).unwrap(), Config::default());
+    }
+
+    /// What the sample says of unset keys is what they come to.
+    #[test]
+    fn the_shown_values_are_those_of_a_plain_host() {
+        let uncommented: String = sample()
+            .lines()
+            .filter(|line| !line.contains("NAME") && !line.contains("_handler"))
+            .filter(|line| !line.contains("tcp") && !line.contains("binary"))
+            .map(|line| match line.strip_prefix("# ") {
+                Some(rest) if rest.contains(" = \"") => format!("{rest}\n"),
+                _ => format!("{line}\n"),
+            })
+            .collect();
+        let shown = toml::from_str::<Config>(&uncommented).unwrap().check().unwrap();
+        assert_eq!(shown, Config::default().check().unwrap());
+        assert_ne!(toml::from_str::<Config>(&uncommented).unwrap(), Config::default());
+    }
+
+    #[test]
+    fn every_key_is_documented() {
+        let undocumented = keys::top()
+            .chain(keys::SECTIONS.iter().flat_map(|section| section.settings))
+            .filter(|setting| setting.doc.is_empty());
+        assert_eq!(undocumented.map(|s| s.key).collect::<Vec<_>>(), [""; 0]);
+    }
+}

@@ -1,0 +1,214 @@
+//! The running daemon: start, run, close.
+//!
+//! ```text
+//! start:  directories + lock → sockets → CRI served (UNAVAILABLE) → store → engine → ready
+//! close:  parts told to stop → calls in flight drained → sockets removed → store → lock
+//! ```
+//!
+//! **Invariant:** [`Daemon::close`] returns when nothing of the daemon is left: no socket, no
+//! task, no open store. Containers are not touched by it.
+
+mod ground;
+mod metrics;
+mod parts;
+mod serve;
+mod socket;
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use engine::Engine;
+use parts::Parts;
+use serve::Protocol;
+use store::Store;
+use telemetry::{logs::Logs, metrics::Exposition};
+use tokio::{
+    net::{TcpListener, UnixListener},
+    signal::unix::{Signal, SignalKind, signal},
+};
+
+use self::{ground::Ground, socket::SocketPath};
+use crate::config::{ConfigError, Settings};
+
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+#[derive(Debug)]
+pub struct Daemon {
+    settings: Settings,
+    parts: Parts,
+    store: Store,
+    // Dropped in this order, after everything that uses them.
+    sockets: Vec<SocketPath>,
+    ground: Ground,
+}
+
+/// What happens to be listened on before the first part runs, so that a refused start
+/// has served nobody.
+struct Listeners {
+    cri: UnixListener,
+    metrics: UnixListener,
+    metrics_tcp: Option<TcpListener>,
+}
+
+impl Daemon {
+    /// Returns when the daemon serves. Not cancel safe.
+    pub async fn start(settings: Settings) -> anyhow::Result<Self> {
+        let ground = Ground::take(&settings)?;
+        let (listeners, sockets) = listen(&settings).await?;
+
+        let mut registry =
+            telemetry::metrics::registry(VERSION, jiff::Timestamp::now().as_second());
+        let slot = front_cri::Slot::default();
+        let cri = front_cri::Service::new(slot.clone(), &mut registry);
+        let mut parts = Parts::default();
+        spawn_servers(&mut parts, listeners, cri, &Exposition::new(registry));
+
+        // From here on a failure has servers to stop.
+        let store = match Store::open(settings.root.join("store")) {
+            Ok(store) => store,
+            Err(e) => {
+                parts.close().await;
+                return Err(e.into());
+            }
+        };
+        watch_store(&mut parts, &store);
+        slot.fill(Arc::new(Engine::new()));
+
+        let mut daemon = Self { settings, parts, store, sockets, ground };
+        daemon.ground.keep();
+        Ok(daemon)
+    }
+
+    /// Serves until a signal ends it, or a critical part dies: then with that error.
+    ///
+    /// `reread` gives the settings anew; it is called at each SIGHUP.
+    pub async fn run(
+        mut self,
+        logs: Option<Logs>,
+        reread: impl Fn() -> Result<Settings, ConfigError>,
+    ) -> anyhow::Result<()> {
+        let mut signals = Signals::listen()?;
+        notify(&[sd_notify::NotifyState::Ready]);
+        tracing::info!(version = VERSION, socket = %self.settings.cri_socket.display(), "serving");
+        let failure = loop {
+            tokio::select! {
+                error = self.parts.failed() => break Some(error),
+                _ = signals.terminate.recv() => break None,
+                _ = signals.interrupt.recv() => break None,
+                _ = signals.hangup.recv() => self.reload(logs.as_ref(), &reread),
+            }
+        };
+        notify(&[sd_notify::NotifyState::Stopping]);
+        let errors = self.close().await;
+        for error in &errors {
+            tracing::error!("while stopping: {error:#}");
+        }
+        match failure.or(errors.into_iter().next()) {
+            None => Ok(()),
+            Some(error) => Err(error),
+        }
+    }
+
+    /// Ends everything in order; the errors are what could not be ended well.
+    pub async fn close(self) -> Vec<anyhow::Error> {
+        let Self { parts, store, sockets, ground, .. } = self;
+        let mut errors = parts.close().await;
+        drop(sockets);
+        if let Err(e) = store.close().await {
+            errors.push(anyhow::Error::from(e).context("close the store"));
+        }
+        drop(ground);
+        errors
+    }
+
+    /// All or nothing: a broken file changes nothing.
+    fn reload(&mut self, logs: Option<&Logs>, reread: impl Fn() -> Result<Settings, ConfigError>) {
+        let now = sd_notify::NotifyState::monotonic_usec_now();
+        let mut states = vec![sd_notify::NotifyState::Reloading];
+        states.extend(now);
+        notify(&states);
+        match reread() {
+            Err(error) => tracing::error!("configuration not reloaded: {error}"),
+            Ok(new) => {
+                if let Some(logs) = logs {
+                    logs.set_level(&new.log_level);
+                }
+                for key in self.settings.fixed_changes(&new) {
+                    tracing::warn!(key, "changed, but takes effect only after a restart");
+                }
+                self.settings.log_level = new.log_level;
+                tracing::info!(log_level = %self.settings.log_level, "configuration reloaded");
+            }
+        }
+        notify(&[sd_notify::NotifyState::Ready]);
+    }
+}
+
+async fn listen(settings: &Settings) -> anyhow::Result<(Listeners, Vec<SocketPath>)> {
+    let (cri, cri_path) = socket::bind_owned(&settings.cri_socket)?;
+    let (metrics, metrics_path) = socket::bind_owned(&settings.metrics_socket)?;
+    let metrics_tcp = match settings.metrics_tcp {
+        Some(address) => Some(
+            TcpListener::bind(address)
+                .await
+                .with_context(|| format!("metrics.tcp: listen on {address}"))?,
+        ),
+        None => None,
+    };
+    Ok((Listeners { cri, metrics, metrics_tcp }, vec![cri_path, metrics_path]))
+}
+
+fn spawn_servers(
+    parts: &mut Parts,
+    listeners: Listeners,
+    cri: front_cri::Service,
+    exposition: &Exposition,
+) {
+    let stop = parts.stop_token();
+    let serve_cri = serve::serve(listeners.cri, Protocol::Http2, cri, stop.clone());
+    parts.spawn("CRI server", async { Ok(serve_cri.await?) });
+
+    let exposition = exposition.clone();
+    let pages = tower::service_fn(move |request| metrics::answer(exposition.clone(), request));
+    let serve_metrics =
+        serve::serve(listeners.metrics, Protocol::Http1, pages.clone(), stop.clone());
+    parts.spawn("metrics server", async { Ok(serve_metrics.await?) });
+    if let Some(tcp) = listeners.metrics_tcp {
+        let serve_tcp = serve::serve(tcp, Protocol::Http1, pages, stop);
+        parts.spawn("metrics TCP server", async { Ok(serve_tcp.await?) });
+    }
+}
+
+fn watch_store(parts: &mut Parts, store: &Store) {
+    let (store, stop) = (store.clone(), parts.stop_token());
+    parts.spawn("store", async move {
+        tokio::select! {
+            error = store.failed() => Err(error.into()),
+            () = stop.cancelled() => Ok(()),
+        }
+    });
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn listen() -> anyhow::Result<Self> {
+        let listen = |kind| signal(kind).context("listen for signals");
+        Ok(Self {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            hangup: listen(SignalKind::hangup())?,
+        })
+    }
+}
+
+/// Without systemd this does nothing.
+fn notify(states: &[sd_notify::NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::warn!(%error, "cannot tell the service manager");
+    }
+}
