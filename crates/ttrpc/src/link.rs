@@ -1,0 +1,263 @@
+//! What both ends of a connection share: the queue to the writer and the table of streams.
+//!
+//! ```text
+//!   callers, handlers --reserve--> outbox --> write_loop --> MessageWriter
+//!   FrameReader --> deliver --> slot of the stream --> caller or handler
+//! ```
+//!
+//! **Invariants:** requests enter the outbox in the order of their ids, because both
+//! happen under one lock. Nothing is queued on a stream that is no longer in the table.
+//! Once the table is closed nothing enters it, so nobody waits on a dead connection.
+
+use std::{collections::HashMap, io, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::{
+    sync::oneshot,
+    time::{Instant, timeout},
+};
+
+use crate::{
+    Error, MessageWriter,
+    context::deadline_to_wire,
+    message::Outgoing,
+    queue::{self, Closed},
+};
+
+/// Bytes that may wait for the writer; callers wait when it is full.
+const OUTBOX_BYTES: u32 = 1 << 20;
+/// Bytes a stream may have waiting for its reader.
+const INBOX_BYTES: u32 = 1 << 20;
+/// How long a full stream may hold up its connection before it is cut off. ttrpc has no
+/// flow control for single streams; Go peers allow the same second.
+const STALL: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub(crate) struct Link {
+    role: Role,
+    outbox: queue::Sender<Queued>,
+    streams: Mutex<Streams>,
+}
+
+/// Which end of the connection this is. The protocol is not symmetrical: the last word of
+/// a server ends a stream, that of a client only its own half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Client,
+    Server,
+}
+
+/// What the writer takes.
+#[derive(Debug)]
+pub(crate) enum Queued {
+    Message {
+        stream_id: u32,
+        bytes: Bytes,
+    },
+    /// Nothing follows; end in order.
+    Close,
+}
+
+/// The open streams of a connection.
+#[derive(Debug)]
+struct Streams {
+    open: HashMap<u32, Slot>,
+    /// The id of the next stream of a client; `None` when all are used.
+    next_id: Option<u32>,
+    closed: Option<Error>,
+}
+
+/// Who waits for what comes on a stream.
+#[derive(Debug)]
+pub(crate) enum Slot {
+    Unary(oneshot::Sender<Result<Bytes, Error>>),
+    /// Without an inbox the peer has said its last word, but we have not.
+    Stream(Option<Inbox>),
+}
+
+pub(crate) type Inbox = queue::Sender<Event>;
+
+/// What a stream brings.
+#[derive(Debug)]
+pub(crate) enum Event {
+    Item(Bytes),
+    /// The last: the encoded result that came in a response.
+    Result(Bytes),
+    /// The last: no more items.
+    End,
+    /// The last.
+    Failed(Error),
+}
+
+pub(crate) fn inbox() -> (Inbox, queue::Receiver<Event>) {
+    queue::channel(INBOX_BYTES)
+}
+
+impl Link {
+    pub(crate) fn new(role: Role) -> (Arc<Self>, queue::Receiver<Queued>) {
+        let (outbox, queued) = queue::channel(OUTBOX_BYTES);
+        let streams = Streams { open: HashMap::new(), next_id: Some(1), closed: None };
+        (Arc::new(Self { role, outbox, streams: Mutex::new(streams) }), queued)
+    }
+
+    /// Opens a stream of ours: queues the request and files who waits for the answer.
+    ///
+    /// Cancel safe: either both happened or neither.
+    pub(crate) async fn open(
+        &self,
+        request: Outgoing,
+        deadline: Option<Instant>,
+        slot: Slot,
+    ) -> Result<u32, Error> {
+        let permit = self.outbox.reserve(request.len()).await.map_err(|_| self.closed())?;
+        let request = request.with_timeout(deadline_to_wire(deadline))?;
+        let mut streams = self.streams.lock();
+        if let Some(error) = &streams.closed {
+            return Err(error.clone());
+        }
+        let stream_id = streams.next_id.ok_or(Error::Exhausted)?;
+        let bytes = request.on(stream_id);
+        permit.send(Queued::Message { stream_id, bytes }).map_err(|Closed| Error::closed())?;
+        streams.next_id = stream_id.checked_add(2);
+        streams.open.insert(stream_id, slot);
+        Ok(stream_id)
+    }
+
+    /// Files a stream the peer opened.
+    pub(crate) fn accept(&self, stream_id: u32, inbox: Option<Inbox>) {
+        self.streams.lock().open.insert(stream_id, Slot::Stream(inbox));
+    }
+
+    /// Sends on a stream that is open.
+    ///
+    /// Cancel safe: the message is queued whole or not at all.
+    pub(crate) async fn send(&self, stream_id: u32, message: Outgoing) -> Result<(), Error> {
+        let permit = self.outbox.reserve(message.len()).await.map_err(|_| self.closed())?;
+        let streams = self.streams.lock();
+        if !streams.open.contains_key(&stream_id) {
+            return Err(streams.closed.clone().unwrap_or(Error::StreamEnded));
+        }
+        let bytes = message.on(stream_id);
+        permit.send(Queued::Message { stream_id, bytes }).map_err(|Closed| Error::closed())
+    }
+
+    /// Sends the last message of a stream, whether it is in the table or was refused entry.
+    pub(crate) async fn answer(&self, stream_id: u32, message: Outgoing) {
+        // A peer that is gone needs no answer.
+        let Ok(permit) = self.outbox.reserve(message.len()).await else { return };
+        let mut streams = self.streams.lock();
+        streams.open.remove(&stream_id);
+        let _ = permit.send(Queued::Message { stream_id, bytes: message.on(stream_id) });
+    }
+
+    /// The writer ends once it has written what is queued now.
+    pub(crate) fn close_after_queued(&self) {
+        self.outbox.send_last(Queued::Close);
+    }
+
+    /// Nobody waits for the stream any longer. What it still has queued is not sent.
+    pub(crate) fn forget(&self, stream_id: u32) {
+        self.streams.lock().open.remove(&stream_id);
+    }
+
+    pub(crate) fn is_open(&self, stream_id: u32) -> bool {
+        self.streams.lock().open.contains_key(&stream_id)
+    }
+
+    /// Takes a unary waiter out of the table, or shows where a stream's items go.
+    pub(crate) fn waiter(&self, stream_id: u32) -> Option<Slot> {
+        let mut streams = self.streams.lock();
+        match streams.open.get(&stream_id)? {
+            Slot::Unary(_) => streams.open.remove(&stream_id),
+            Slot::Stream(inbox) => Some(Slot::Stream(inbox.clone())),
+        }
+    }
+
+    /// Brings an item to a stream, waiting a little where its reader is behind.
+    pub(crate) async fn push(&self, stream_id: u32, inbox: &Inbox, item: Bytes) {
+        let room = match inbox.try_reserve(item.len()) {
+            Ok(Some(permit)) => Ok(Ok(permit)),
+            Ok(None) => timeout(STALL, inbox.reserve(item.len())).await,
+            Err(Closed) => Ok(Err(Closed)),
+        };
+        match room {
+            // Where the reader is gone the stream goes too, or soon will.
+            Ok(permit) => drop(permit.and_then(|permit| permit.send(Event::Item(item)))),
+            Err(_) => self.push_last(stream_id, inbox, Event::Failed(Error::Lagged)),
+        }
+    }
+
+    /// Brings the peer's last event to a stream; what comes after it is dropped.
+    pub(crate) fn push_last(&self, stream_id: u32, inbox: &Inbox, event: Event) {
+        let mut streams = self.streams.lock();
+        match self.role {
+            Role::Client => drop(streams.open.remove(&stream_id)),
+            Role::Server => {
+                if let Some(slot) = streams.open.get_mut(&stream_id) {
+                    *slot = Slot::Stream(None);
+                }
+            }
+        }
+        drop(streams);
+        inbox.send_last(event);
+    }
+
+    /// Takes no new streams, for the given reason; those that are open stay.
+    pub(crate) fn refuse_new(&self, error: Error) {
+        self.streams.lock().closed.get_or_insert(error);
+    }
+
+    /// Ends every stream with the error. The first reason given is the one all get.
+    pub(crate) fn fail_all(&self, error: Error) {
+        let (open, error) = {
+            let mut streams = self.streams.lock();
+            let error = streams.closed.get_or_insert(error).clone();
+            (std::mem::take(&mut streams.open), error)
+        };
+        for slot in open.into_values() {
+            match slot {
+                Slot::Unary(waiter) => drop(waiter.send(Err(error.clone()))),
+                Slot::Stream(Some(inbox)) => inbox.send_last(Event::Failed(error.clone())),
+                Slot::Stream(None) => {}
+            }
+        }
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.streams.lock().closed.is_some()
+    }
+
+    fn closed(&self) -> Error {
+        self.streams.lock().closed.clone().unwrap_or_else(Error::closed)
+    }
+}
+
+/// Owns the way out until it fails or [`Link::close_after_queued`] is reached.
+/// `wanted` may refuse a message that nobody waits for any longer.
+pub(crate) async fn write_loop<W: MessageWriter>(
+    mut queued: queue::Receiver<Queued>,
+    mut writer: W,
+    wanted: impl Fn(u32) -> bool,
+) -> io::Result<()> {
+    while let Some(mut next) = queued.recv().await {
+        loop {
+            match next {
+                Queued::Message { stream_id, bytes } if wanted(stream_id) => {
+                    writer.write(bytes).await?;
+                }
+                Queued::Message { .. } => {}
+                Queued::Close => {
+                    writer.flush().await?;
+                    return writer.close().await;
+                }
+            }
+            match queued.try_recv() {
+                Some(following) => next = following,
+                None => break,
+            }
+        }
+        writer.flush().await?;
+    }
+    Ok(())
+}
