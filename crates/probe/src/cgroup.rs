@@ -7,9 +7,10 @@
 
 use std::path::{Path, PathBuf};
 
+use sys::mount::Entry;
+
 use crate::{
-    host::{Driver, HostPaths, Settings, read},
-    mountinfo::{Mount, mounts},
+    host::{Driver, HostPaths, Settings, is_read_only, read},
     report::Row,
 };
 
@@ -61,14 +62,15 @@ pub(crate) fn rows(host: &HostPaths, settings: &Settings, found: &Hierarchies) -
 
 impl Hierarchies {
     pub(crate) fn find(host: &HostPaths) -> Self {
-        let below: Vec<_> =
-            mounts(host).into_iter().filter(|mount| mount.point.starts_with(ROOT)).collect();
-        let v2 = below.iter().find(|mount| mount.kind == "cgroup2").map(|mount| {
+        let mounts = host.mounts();
+        let below: Vec<_> = mounts.below(Path::new(ROOT)).collect();
+        let v2 = below.iter().find(|mount| mount.fs_type == "cgroup2").map(|mount| {
             let list = in_sys(host, &mount.point).join("cgroup.controllers");
             let list = read(&list).unwrap_or_default();
             (mount.point.clone(), list.split_whitespace().map(str::to_owned).collect())
         });
-        let v1: Vec<_> = below.iter().filter(|mount| mount.kind == "cgroup").map(v1).collect();
+        let v1: Vec<_> =
+            below.iter().filter(|mount| mount.fs_type == "cgroup").map(|mount| v1(mount)).collect();
         let mode = match (&v2, v1.is_empty()) {
             (Some((point, _)), _) if point == Path::new(ROOT) => Some(Mode::V2),
             (Some(_), _) => Some(Mode::Hybrid),
@@ -77,7 +79,7 @@ impl Hierarchies {
         };
         let read_only = below
             .iter()
-            .find(|mount| mount.kind.starts_with("cgroup") && mount.read_only)
+            .find(|mount| mount.fs_type.starts_with("cgroup") && is_read_only(mount))
             .map(|mount| mount.point.clone());
         Self { mode, v1, v2, read_only }
     }
@@ -117,12 +119,11 @@ impl Hierarchies {
 }
 
 /// A v1 mount names its controllers among its superblock options, or a name of its own.
-fn v1(mount: &Mount) -> (PathBuf, Vec<String>) {
-    let controllers = mount
-        .superblock
-        .iter()
+fn v1(mount: &Entry) -> (PathBuf, Vec<String>) {
+    let options = mount.super_options.split(',');
+    let controllers = options
         .filter(|option| CONTROLLERS.iter().any(|(name, ..)| name == option))
-        .cloned()
+        .map(str::to_owned)
         .collect();
     (mount.point.clone(), controllers)
 }

@@ -3,7 +3,7 @@
 
 use std::{
     ffi::OsStr,
-    fs::File,
+    fs::{self, File},
     io::{self, Read},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
@@ -11,6 +11,7 @@ use std::{
 };
 
 use serde::Serialize;
+use sys::mount::{Entry, Table};
 
 /// No file read here is larger on a sane host; a larger one is cut.
 const MAX_FILE: u64 = 1 << 20;
@@ -83,6 +84,12 @@ impl HostPaths {
         self.run.join("systemd/system").is_dir()
     }
 
+    /// Empty where it cannot be read: then nothing is mounted as far as we can tell.
+    pub(crate) fn mounts(&self) -> Table {
+        let text = fs::read(self.proc.join("self/mountinfo")).unwrap_or_default();
+        Table::parse(&text).unwrap_or_default()
+    }
+
     pub(crate) fn program(&self, name: &str) -> Option<PathBuf> {
         self.path_dirs.iter().map(|dir| dir.join(name)).find(|path| is_program(path))
     }
@@ -102,6 +109,12 @@ impl Driver {
             Self::Cgroupfs => "cgroupfs",
         }
     }
+}
+
+/// Either the mount or its file system may be.
+pub(crate) fn is_read_only(mount: &Entry) -> bool {
+    let options = [&mount.options, &mount.super_options];
+    options.into_iter().flat_map(|list| list.split(',')).any(|option| option == "ro")
 }
 
 pub(crate) fn is_program(path: &Path) -> bool {

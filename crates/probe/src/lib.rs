@@ -17,7 +17,6 @@
 mod cgroup;
 mod host;
 mod kernel;
-mod mountinfo;
 mod network;
 mod overlay;
 mod program;

@@ -143,7 +143,9 @@ impl Capture {
 
 impl Deadline {
     pub(crate) fn after(limit: Duration) -> Self {
-        Self { limit, at: Instant::now() + limit }
+        // A limit so long that time overflows is none.
+        let day = Duration::from_secs(86_400);
+        Self { limit, at: Instant::now() + limit.min(day) }
     }
 
     pub(crate) fn limit(self) -> Duration {

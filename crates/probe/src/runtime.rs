@@ -360,18 +360,21 @@ mod tests {
 
     #[test]
     fn a_misbehaving_runtime_fails() {
-        for (program, text) in [
+        let cases = [
             ("absent", "is not an executable file"),
             ("hangs", "`--version` did not end within"),
             ("refuses", "`create` failed: refused on purpose"),
             ("lies", "the container said \"\""),
             ("hangs-in-create", "`create` did not end within"),
-        ] {
-            let fake = FakeHost::good();
-            let settings = asking(&fake, "mine", misbehaving(program));
-            check(&real_host(), &settings, "mine", Verdict::Fail, text);
-            assert_eq!(std::fs::read_dir(fake.at("root")).unwrap().count(), 0, "{program}");
-        }
+        ];
+        parallel(cases.into_iter().map(|(program, text)| {
+            move || {
+                let fake = FakeHost::good();
+                let settings = asking(&fake, "mine", misbehaving(program));
+                check(&real_host(), &settings, "mine", Verdict::Fail, text);
+                assert_eq!(std::fs::read_dir(fake.at("root")).unwrap().count(), 0, "{program}");
+            }
+        }));
     }
 
     #[test]

@@ -7,9 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::mount::{UnmountFlags, unmount};
-
-use crate::{host::HostPaths, mountinfo};
+use sys::mount::{Table, Unmount, unmount_tree};
 
 /// **Invariant:** nothing is removed through a mount. Mounts a runtime left below
 /// are taken away first, and if that fails the directory stays: better litter than
@@ -46,19 +44,13 @@ impl Scratch {
         fs::create_dir_all(&path)?;
         Ok(path)
     }
-
-    fn mounts(&self) -> Vec<PathBuf> {
-        let mounts = mountinfo::mounts(&HostPaths::real("".as_ref())).into_iter();
-        mounts.map(|mount| mount.point).filter(|point| point.starts_with(&self.path)).collect()
-    }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        for point in self.mounts().iter().rev() {
-            let _ = unmount(point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
-        }
-        if self.mounts().is_empty() {
+        let _ = unmount_tree(&self.path, Unmount::Lazy);
+        let clear = Table::own().is_ok_and(|table| table.below(&self.path).next().is_none());
+        if clear {
             let _ = fs::remove_dir_all(&self.path);
         }
     }

@@ -61,7 +61,8 @@ fn privileges(host: &HostPaths) -> Row {
     let status = read(&host.proc.join("self/status")).unwrap_or_default();
     // Real, effective, saved, file system.
     let user = status_field(&status, "Uid").and_then(|ids| ids.split_whitespace().nth(1));
-    let row = Row::ok(GROUP, "user", user.map_or("unknown".into(), |uid| format!("uid {uid}")));
+    let row =
+        Row::ok(GROUP, "privileges", user.map_or("unknown".into(), |uid| format!("uid {uid}")));
     match user {
         Some("0") => row,
         _ => row
@@ -166,13 +167,13 @@ mod tests {
     }
 
     #[test]
-    fn user_fails() {
+    fn privileges_fail() {
         let fake = FakeHost::good();
-        check(&fake, "user", Verdict::Ok, "uid 0");
+        check(&fake, "privileges", Verdict::Ok, "uid 0");
         fake.write("proc/self/status", &status(1000, "0"));
-        check(&fake, "user", Verdict::Fail, "run as root");
+        check(&fake, "privileges", Verdict::Fail, "run as root");
         fake.write("proc/self/status", "");
-        check(&fake, "user", Verdict::Fail, "unknown");
+        check(&fake, "privileges", Verdict::Fail, "unknown");
     }
 
     #[test]

@@ -5,8 +5,7 @@ use std::path::Path;
 use rustix::fs::statvfs;
 
 use crate::{
-    host::{HostPaths, Settings, human_bytes, read},
-    mountinfo::{mount_of, mounts},
+    host::{HostPaths, Settings, human_bytes, is_read_only},
     overlay::{OverlayError, try_overlay},
     report::Row,
 };
@@ -15,15 +14,15 @@ const GROUP: &str = "storage";
 
 pub(crate) fn rows(host: &HostPaths, settings: &Settings) -> Vec<Row> {
     let place = settings.root_or_ancestor();
-    vec![root(host, settings, place), overlay(host, place)]
+    vec![root(host, settings, place), overlay(place), idmap(place)]
 }
 
 fn root(host: &HostPaths, settings: &Settings, place: &Path) -> Row {
     let name = "root";
     let real = place.canonicalize().unwrap_or_else(|_| place.to_owned());
-    let mounts = mounts(host);
-    let mount = mount_of(&mounts, &real);
-    let kind = mount.map_or("unknown", |mount| mount.kind.as_str());
+    let mounts = host.mounts();
+    let mount = mounts.covering(&real);
+    let kind = mount.map_or("unknown", |mount| mount.fs_type.as_str());
     let space = match statvfs(place) {
         Ok(space) => space,
         Err(error) => {
@@ -38,7 +37,7 @@ fn root(host: &HostPaths, settings: &Settings, place: &Path) -> Row {
     let place = place.display();
     let row = Row::ok(GROUP, name, format!("{kind} at {place}, {free_text} free of {all_text}"));
     let elsewhere = "choose a root on ext4, xfs or btrfs";
-    if mount.is_some_and(|mount| mount.read_only) {
+    if mount.is_some_and(is_read_only) {
         return row.fail("it is mounted read-only").remedy("remount it, or choose another root");
     }
     if free < settings.min_free_bytes {
@@ -58,15 +57,14 @@ fn root(host: &HostPaths, settings: &Settings, place: &Path) -> Row {
     }
 }
 
-fn overlay(host: &HostPaths, place: &Path) -> Row {
+fn overlay(place: &Path) -> Row {
     let row = Row::ok(GROUP, "overlayfs", "two layers, whiteouts, opaque directories, xattrs");
     let failed = match try_overlay(place) {
         Ok(()) => return row,
         Err(error) => error,
     };
     let remedy = match &failed {
-        OverlayError::Absent if module(host) => "modprobe overlay",
-        OverlayError::Absent => "use a kernel with CONFIG_OVERLAY_FS",
+        OverlayError::Absent => "modprobe overlay, or use a kernel with CONFIG_OVERLAY_FS",
         OverlayError::NotPermitted => "run as root",
         OverlayError::Prepare(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
             "run as root"
@@ -77,9 +75,18 @@ fn overlay(host: &HostPaths, place: &Path) -> Row {
     Row { found, ..row }.fail(failed.to_string()).remedy(remedy)
 }
 
-/// Whether the kernel could load overlayfs.
-fn module(host: &HostPaths) -> bool {
-    read(&host.proc.join("modules")).is_ok()
+fn idmap(place: &Path) -> Row {
+    let row = Row::ok(GROUP, "idmapped mounts", "work");
+    let lost = "layers cannot be shared by pods with a user namespace: each gets a copy";
+    match sys::idmap::works_on(place) {
+        Ok(true) => row,
+        Ok(false) => Row { found: "not on this file system".into(), ..row }
+            .warn(lost)
+            .remedy("choose a root on ext4, xfs or btrfs, with Linux 5.12 or newer"),
+        Err(error) => Row { found: "cannot be tried".into(), ..row }
+            .warn(format!("{lost}: {error}"))
+            .remedy("run as root, with user namespaces allowed"),
+    }
 }
 
 #[cfg(test)]
@@ -135,10 +142,26 @@ mod tests {
         check(&fake, &fake.settings(), "overlayfs", Verdict::Ok, "two layers");
     }
 
+    #[test]
+    fn idmapped_mounts_fail_where_the_file_system_has_none() {
+        if !is_root("idmapped_mounts_fail_where_the_file_system_has_none") {
+            return;
+        }
+        let fake = FakeHost::good();
+        check(&fake, &fake.settings(), "idmapped mounts", Verdict::Ok, "work");
+        check(
+            &fake,
+            &at(&fake, "/proc"),
+            "idmapped mounts",
+            Verdict::Warn,
+            "not on this file system",
+        );
+    }
+
     /// Capabilities belong to a thread: this one gives its own up and tries.
     #[test]
-    fn overlay_fails_without_the_privilege_to_mount() {
-        if !is_root("overlay_fails_without_the_privilege_to_mount") {
+    fn trials_fail_without_the_privilege_to_mount() {
+        if !is_root("trials_fail_without_the_privilege_to_mount") {
             return;
         }
         let fake = FakeHost::good();
@@ -151,6 +174,8 @@ mod tests {
                 rows(&paths, &settings)
             }
         });
-        expect(&rows.join().unwrap(), "overlayfs", Verdict::Fail, "run as root");
+        let rows = rows.join().unwrap();
+        expect(&rows, "overlayfs", Verdict::Fail, "run as root");
+        expect(&rows, "idmapped mounts", Verdict::Warn, "run as root");
     }
 }

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::{
+    collections::BTreeSet,
     ffi::OsStr,
     fs,
     path::{Path, PathBuf},
@@ -63,11 +64,13 @@ fn row<'a>(report: &'a Report, name: &str) -> &'a Row {
     report.rows.iter().find(|row| row.name == name).unwrap()
 }
 
-fn only(root: &Path, host: &HostPaths, program: impl Into<PathBuf>) -> Runtime {
-    let limit = Duration::from_millis(2500);
-    let runtimes_wanted = vec![("mine".to_owned(), program.into())];
-    let settings = Settings { runtimes: runtimes_wanted, limit, ..settings(root) };
-    runtimes(host, &settings).remove(0)
+/// `settings` with this one runtime.
+fn only(program: impl Into<PathBuf>, settings: Settings) -> Settings {
+    Settings { runtimes: vec![("mine".to_owned(), program.into())], ..settings }
+}
+
+fn probed(host: &HostPaths, settings: &Settings) -> Runtime {
+    runtimes(host, settings).remove(0)
 }
 
 #[test]
@@ -76,7 +79,7 @@ fn host_is_checked_and_left_as_it_was() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED host_is_checked_and_left_as_it_was: needs root");
         let report = check(&host(), &settings(root.path()));
-        assert_eq!(row(&report, "user").verdict, Verdict::Fail);
+        assert_eq!(row(&report, "privileges").verdict, Verdict::Fail);
         assert_eq!(row(&report, "overlayfs").remedy.as_deref(), Some("run as root"));
         return;
     }
@@ -85,6 +88,8 @@ fn host_is_checked_and_left_as_it_was() {
     eprintln!("{}\n{:?}", report.table(100, probe::Paint::Plain), begin.elapsed());
     assert_eq!(traces(root.path()), Vec::<String>::new());
     assert_eq!(row(&report, "overlayfs").verdict, Verdict::Ok);
+    let names: BTreeSet<_> = report.rows.iter().map(|row| &row.name).collect();
+    assert_eq!(names.len(), report.rows.len(), "a name occurs twice in {names:?}");
     let json = report.json();
     assert_eq!(json["rows"].as_array().unwrap().len(), report.rows.len());
 
@@ -99,12 +104,13 @@ fn a_container_really_runs_from_either_shell(root: &Path) {
         eprintln!("SKIPPED the containers: no runc");
         return;
     };
-    let runtime = only(root, &host(), runc);
+    let settings = only(runc, settings(root));
+    let runtime = probed(&host(), &settings);
     assert!(runtime.works.is_ok(), "{runtime:?}");
     assert!(runtime.version.is_some());
     // No busybox on this path: the host's own shell is used.
     let bare = HostPaths { path_dirs: Vec::new(), ..host() };
-    let runtime = only(root, &bare, runc);
+    let runtime = probed(&bare, &settings);
     assert!(runtime.works.is_ok(), "{runtime:?}");
     assert_eq!(traces(root), Vec::<String>::new());
 }
@@ -112,7 +118,9 @@ fn a_container_really_runs_from_either_shell(root: &Path) {
 fn litter_is_swept(root: &Path) {
     let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
     for (program, hung) in [("leaves-litter", "container"), ("hangs-in-create", "create")] {
-        let runtime = only(root, &host(), programs.join(program));
+        let limit = Duration::from_millis(1000);
+        let settings = Settings { limit, ..only(programs.join(program), settings(root)) };
+        let runtime = probed(&host(), &settings);
         match (&runtime.works, hung) {
             (Err(Broken::ContainerHung(_)), "container") => {}
             (Err(Broken::Hung { step, .. }), hung) => assert_eq!(*step, hung),
