@@ -231,7 +231,7 @@ fn explain(runtime: &Runtime, broken: &Broken, found: &Hierarchies) -> (String, 
     }
     // crun gives up before it looks at anything else, so this is the cause whatever it said.
     if let (Broken::Refused { step: "create", .. }, true, Some(stray), Some(remedy)) =
-        (broken, runtime.name == "crun", found.stray(), found.stray_remedy())
+        (broken, runtime.path.ends_with("crun"), found.stray(), found.stray_remedy())
     {
         let stray = stray.join(", ");
         let why = format!(
