@@ -126,13 +126,19 @@ async fn after_sigkill_the_next_one_takes_over() {
 
 #[tokio::test]
 async fn when_a_critical_part_dies_the_daemon_ends_with_an_error() {
-    let mut daemon = DaemonProcess::start(LONGSHORE).await.unwrap();
-    // From outside: the listening socket itself is shut down, so accepting fails for good.
-    let listener = daemon.steal_listener(&daemon.cri_socket()).unwrap();
-    shutdown(&listener, Shutdown::Both).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("c.toml");
+    std::fs::write(&file, "metrics.tcp = '127.0.0.1:0'").unwrap();
+    let mut daemon = DaemonProcess::start_with(LONGSHORE, |command| {
+        command.arg("--config").arg(&file);
+    })
+    .await
+    .unwrap();
+    // From outside: a listening TCP socket that is shut down accepts nothing, ever.
+    shutdown(&daemon.steal_tcp_listener().unwrap(), Shutdown::Both).unwrap();
     let exit = daemon.exited().await.unwrap();
     assert_eq!(exit.code, Some(1), "{}", exit.stderr);
-    assert!(exit.stderr.contains("CRI server failed"), "{}", exit.stderr);
+    assert!(exit.stderr.contains("metrics TCP server failed"), "{}", exit.stderr);
     assert!(!daemon.cri_socket().exists() && !daemon.metrics_socket().exists());
 }
 

@@ -137,21 +137,20 @@ impl DaemonProcess {
         Ok(kill_process(self.pid(), signal)?)
     }
 
-    /// The daemon's own end of the socket it listens on: a way to break it from outside.
-    pub fn steal_listener(&self, socket: &Path) -> anyhow::Result<OwnedFd> {
+    /// The daemon's own listening TCP socket: a way to break it from outside.
+    pub fn steal_tcp_listener(&self) -> anyhow::Result<OwnedFd> {
         let pidfd = pidfd_open(self.pid(), PidfdFlags::empty())?;
-        let inode = listener_inode(socket)?;
-        let fds = format!("/proc/{}/fd", self.child.id());
-        for entry in fs::read_dir(&fds)? {
+        let listening = tcp_listeners()?;
+        for entry in fs::read_dir(format!("/proc/{}/fd", self.child.id()))? {
             let entry = entry?;
-            let is_it = fs::read_link(entry.path())
-                .is_ok_and(|target| target.as_os_str() == OsStr::new(&format!("socket:[{inode}]")));
-            if is_it {
+            let target = fs::read_link(entry.path())?.to_string_lossy().into_owned();
+            let inode = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']'));
+            if inode.is_some_and(|inode| listening.iter().any(|known| known == inode)) {
                 let fd = entry.file_name().to_string_lossy().parse()?;
                 return Ok(pidfd_getfd(&pidfd, fd, PidfdGetfdFlags::empty())?);
             }
         }
-        bail!("no descriptor of the daemon is {}", socket.display())
+        bail!("the daemon listens on no TCP port")
     }
 
     /// Waits for the end of the daemon, which the test has brought about.
@@ -182,17 +181,10 @@ impl Drop for DaemonProcess {
     }
 }
 
-/// The inode of the listening socket bound to `path`, from /proc/net/unix.
-fn listener_inode(path: &Path) -> anyhow::Result<u64> {
-    let path = path.to_str().context("socket path is UTF-8")?;
-    let table = fs::read_to_string("/proc/net/unix")?;
-    // Accepted connections carry the same path; only a listener has this flag.
-    let listening = |line: &&str| line.split_whitespace().nth(3) == Some("00010000");
-    let line = table
-        .lines()
-        .filter(listening)
-        .find(|line| line.ends_with(&format!(" {path}")))
-        .with_context(|| format!("{path} is not listened on"))?;
-    let inode = line.split_whitespace().nth(6).context("/proc/net/unix has seven columns")?;
-    Ok(inode.parse()?)
+/// The inodes of all listening sockets in /proc/net/tcp.
+fn tcp_listeners() -> anyhow::Result<Vec<String>> {
+    const LISTEN: &str = "0A";
+    let table = fs::read_to_string("/proc/net/tcp")?;
+    let rows = table.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
+    Ok(rows.filter(|row| row.get(3) == Some(&LISTEN)).map(|row| row[9].to_owned()).collect())
 }

@@ -4,7 +4,9 @@
 //! fails half-way.
 
 mod daemon;
+mod go;
 mod skip;
 
 pub use daemon::{DaemonProcess, Exit};
+pub use go::GoTool;
 pub use skip::{is_root, skip};

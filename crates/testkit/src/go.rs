@@ -1,0 +1,59 @@
+//! Test peers written in Go, built once by the Go toolchain where there is one.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, bail};
+use rustix::fs::{FlockOperation, flock};
+
+/// The tools that `tests/tools/go.mod` pins.
+#[derive(Clone, Copy, Debug)]
+pub enum GoTool {
+    Crictl,
+}
+
+impl GoTool {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Crictl => "crictl",
+        }
+    }
+
+    fn package(self) -> &'static str {
+        match self {
+            Self::Crictl => "sigs.k8s.io/cri-tools/cmd/crictl",
+        }
+    }
+
+    /// The path of the built tool, or `None` where Go is not installed.
+    ///
+    /// The first caller builds, which takes a minute or two; others wait for it. Not for
+    /// async code.
+    pub fn build(self) -> anyhow::Result<Option<PathBuf>> {
+        if Command::new("go").arg("version").output().is_err() {
+            return Ok(None);
+        }
+        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?;
+        let out = workspace.join("target/tools");
+        fs::create_dir_all(&out)?;
+        let lock = fs::File::create(out.join("lock"))?;
+        flock(&lock, FlockOperation::LockExclusive)?;
+        // `go build` itself knows whether anything changed.
+        let tool = out.join(self.name());
+        let built = Command::new("go")
+            .args(["build", "-trimpath", "-o"])
+            .arg(&tool)
+            .arg(self.package())
+            .current_dir(workspace.join("tests/tools"))
+            .env("GOFLAGS", "-mod=mod")
+            .output()
+            .context("run go build")?;
+        if !built.status.success() {
+            bail!("go build {}: {}", self.package(), String::from_utf8_lossy(&built.stderr));
+        }
+        Ok(Some(tool))
+    }
+}
