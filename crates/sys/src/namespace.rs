@@ -150,10 +150,11 @@ fn pin(source: &Path, target: &Path) -> Result<()> {
     })
 }
 
-/// Lets a pinned namespace go, and removes the file. Nothing there is no error.
+/// Lets a pinned namespace go, and removes the file. Nothing there is no error; a mount
+/// that is no namespace is not touched, and then the file cannot be removed.
 pub fn unpin(path: &Path) -> Result<()> {
     // A pin over a pin happens when a crash left one behind; each takes one unmount.
-    while mount::unmount(path, Unmount::Lazy)? {}
+    while is_namespace(path)? && mount::unmount(path, Unmount::Lazy)? {}
     match fs::remove_file(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(on("remove", path)(e)),
         _ => Ok(()),

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fmt, fs,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 use crate::{
@@ -48,10 +48,12 @@ pub struct Hierarchy {
 }
 
 impl Hierarchy {
-    /// The directory of a group.
+    /// The directory of a group, always inside the hierarchy: groups have no `..`, and one
+    /// in a name somebody gave us is left out.
     pub fn dir(&self, group: &Path) -> PathBuf {
         let below = group.strip_prefix(&self.root).unwrap_or(group);
-        self.mount.join(below.strip_prefix("/").unwrap_or(below))
+        let names = below.components().filter(|part| matches!(part, Component::Normal(_)));
+        self.mount.iter().chain(names.map(|part| part.as_os_str())).collect()
     }
 }
 
@@ -278,7 +280,8 @@ mod tests {
         assert_eq!(at("/docker/1", "/docker/1/a"), "/m/a");
         assert_eq!(at("/docker/1", "/docker/12"), "/m/docker/12");
         assert_eq!(at("/", "a"), "/m/a");
-        assert_eq!(at("/", "/"), "/m/");
+        assert_eq!(at("/", "/"), "/m");
+        assert_eq!(at("/", "/../a/../../b/."), "/m/a/b");
     }
 
     #[test]

@@ -85,7 +85,8 @@ impl Overlay {
     }
 
     /// The old way: all options in one string of a page. Layers go in by descriptor
-    /// (`/proc/self/fd/7`), which leaves room for more than 200 of them.
+    /// (`/proc/self/fd/7`), which leaves room for more than 200 of them. Public so that it
+    /// can be tried where [`Overlay::mount_at`] would not choose it.
     pub fn mount_by_string(&self, target: &Path, attrs: Attrs) -> Result<()> {
         let mut held = Vec::new();
         let mut by_fd = |dir: &Path| -> Result<String> { fd_name(dir, &mut held) };

@@ -1,11 +1,12 @@
 use std::{
+    os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
 };
 
 use rustix::io::Errno;
-use sys::cgroup::{Cgroup, Hierarchy, Layout, LayoutMode, Membership};
+use sys::cgroup::{Cgroup, Hierarchy, Layout, LayoutMode, Membership, Version};
 
 const SOON: Duration = Duration::from_secs(5);
 const ALL: [&str; 7] = ["cpu", "cpuacct", "cpuset", "memory", "pids", "freezer", "blkio"];
@@ -118,6 +119,30 @@ pub(crate) fn kills_reach_what_is_frozen(dir: &Path) {
     cgroup.freeze(true, SOON).unwrap();
     cgroup.kill(SOON).unwrap();
     child.wait().unwrap();
+    cgroup.remove(SOON).unwrap();
+}
+
+pub(crate) fn the_oom_killer_is_counted(dir: &Path) {
+    let layout = Layout::detect().unwrap();
+    let limit = match layout.version_of("memory") {
+        Some(Version::V1) => "memory.limit_in_bytes",
+        Some(Version::V2) => "memory.max",
+        None => return println!("SKIPPED: no memory controller"),
+    };
+    let cgroup = Cgroup::create(&layout, &group(dir), &["memory", "pids"]).unwrap();
+    cgroup.write("memory", limit, "16777216").unwrap();
+    assert_eq!(cgroup.memory().unwrap().unwrap().limit, Some(16 << 20));
+    // `tail` keeps its input in memory until a line ends, which in /dev/zero none does.
+    let mut child = Command::new("sh")
+        .args(["-c", "read go; exec tail /dev/zero"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    cgroup.add(child.id()).unwrap();
+    drop(child.stdin.take());
+    let status = child.wait().unwrap();
+    assert_eq!(status.signal(), Some(9));
+    assert_eq!(cgroup.oom_kills().unwrap(), Some(1));
     cgroup.remove(SOON).unwrap();
 }
 

@@ -58,6 +58,7 @@ const TESTS: &[Test] = tests![
         nothing_is_left_in_the_table;
     namespaces:
         pins_outlive_their_holder,
+        unpinning_takes_pins_only,
         a_user_namespace_owns_the_others,
         holders_leave_no_process,
         holders_work_beside_threads,
@@ -74,6 +75,7 @@ const TESTS: &[Test] = tests![
         a_group_lives_and_dies,
         v2_groups_freeze_and_die,
         kills_reach_what_is_frozen,
+        the_oom_killer_is_counted,
         groups_that_are_gone_say_so,
         busy_groups_are_not_removed,
 ];

@@ -12,7 +12,7 @@ use std::{
 use rustix::io::Errno;
 use sys::{
     idmap::{IdMaps, IdRange},
-    mount::{Attrs, Depth, Tmpfs, Unmount, is_mount_point, unmount},
+    mount::{Attrs, Depth, Tmpfs, Unmount, bind, is_mount_point, unmount},
     namespace::{
         self, Holder, Namespace, Spaces, clone_into, identity, in_child, in_thread, is_namespace,
         unpin,
@@ -61,6 +61,23 @@ pub(crate) fn pins_outlive_their_holder(dir: &Path) {
         assert!(!path.exists());
         unpin(&path).unwrap();
     }
+}
+
+pub(crate) fn unpinning_takes_pins_only(dir: &Path) {
+    let path = dir.join("uts");
+    let holder = Holder::park(&spaces(false, &[Namespace::Uts])).unwrap();
+    holder.pin(Namespace::Uts, &path).unwrap();
+    let below = bind(&path, Depth::One).unwrap();
+    below.attach(&path).unwrap();
+    unpin(&path).unwrap();
+    assert!(!path.exists(), "one over the other, both gone");
+
+    let (file, other) = (dir.join("file"), dir.join("other"));
+    fs::write(&file, "").unwrap();
+    fs::write(&other, "").unwrap();
+    bind(&other, Depth::One).unwrap().attach(&file).unwrap();
+    assert!(unpin(&file).unwrap_err().is(Errno::BUSY));
+    assert!(unmount(&file, Unmount::Now).unwrap());
 }
 
 pub(crate) fn a_user_namespace_owns_the_others(dir: &Path) {
@@ -265,7 +282,7 @@ pub(crate) fn mount_namespaces_can_be_pinned_and_entered(dir: &Path) {
     let inner = dir.join("inner");
     fs::create_dir(&inner).unwrap();
     in_thread(&[file.as_fd()], || {
-        sys::mount::bind(dir, Depth::One).unwrap().attach(&inner).unwrap();
+        bind(dir, Depth::One).unwrap().attach(&inner).unwrap();
         assert!(is_mount_point(&inner).unwrap());
     })
     .unwrap();
