@@ -1,0 +1,114 @@
+//! Why the engine refused or failed, by cause.
+
+use std::{fmt, io, path::PathBuf, sync::Arc, time::Duration};
+
+use base::{Id, Kind, LookupError};
+use oci::OciError;
+use store::StoreError;
+
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum EngineError {
+    #[error("no {what} {id:?}")]
+    NotFound { what: &'static str, id: String },
+
+    #[error("{what} id {id:?} is ambiguous")]
+    Ambiguous { what: &'static str, id: String },
+
+    #[error("{field}: {why}")]
+    Invalid { field: String, why: String },
+
+    #[error("{name:?} is the name of {id} already")]
+    NameTaken { name: String, id: Id },
+
+    #[error("{what} {id} is {state}: cannot {action}")]
+    State { what: &'static str, id: Id, state: String, action: &'static str },
+
+    #[error("no runtime for {0:?} is configured")]
+    NoHandler(String),
+
+    #[error("{0} is not implemented")]
+    Unimplemented(&'static str),
+
+    #[error("{doing} took longer than {limit:?}")]
+    Timeout { doing: String, limit: Duration },
+
+    #[error("{operation} of {id} at step {step:?}")]
+    Step { operation: &'static str, id: Id, step: &'static str, source: Box<EngineError> },
+
+    #[error("{doing} {}", path.display())]
+    Io { doing: &'static str, path: PathBuf, source: Arc<io::Error> },
+
+    #[error("{0}")]
+    Spec(#[source] Arc<OciError>),
+
+    #[error("state store")]
+    Store(#[source] Arc<StoreError>),
+
+    #[error("{doing}: {why}")]
+    Failed { doing: String, why: String, kind: Kind },
+
+    #[error("the engine is closing")]
+    Closing,
+}
+
+pub type Result<T, E = EngineError> = std::result::Result<T, E>;
+
+impl EngineError {
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::NotFound { .. } | Self::Ambiguous { .. } => Kind::NotFound,
+            Self::Invalid { .. } | Self::NoHandler(_) => Kind::Invalid,
+            Self::NameTaken { .. } => Kind::AlreadyExists,
+            Self::State { .. } => Kind::FailedPrecondition,
+            Self::Unimplemented(_) => Kind::Unimplemented,
+            Self::Timeout { .. } => Kind::Deadline,
+            Self::Step { source, .. } => source.kind(),
+            Self::Io { source, .. } => Kind::from(source.as_ref()),
+            Self::Spec(e) => e.kind(),
+            Self::Store(e) => e.kind(),
+            Self::Failed { kind, .. } => *kind,
+            Self::Closing => Kind::Unavailable,
+        }
+    }
+
+    pub(crate) fn invalid(field: impl Into<String>, why: impl fmt::Display) -> Self {
+        Self::Invalid { field: field.into(), why: why.to_string() }
+    }
+
+    /// Names the step that failed: `.map_err(EngineError::io("create directory", &path))`.
+    pub(crate) fn io(
+        doing: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { doing, path, source: Arc::new(source) }
+    }
+
+    /// For causes of crates whose error type is not worth a variant.
+    pub(crate) fn failed(
+        doing: impl fmt::Display,
+        kind: Kind,
+        cause: &(dyn std::error::Error + 'static),
+    ) -> Self {
+        Self::Failed { doing: doing.to_string(), why: base::Chain(cause).to_string(), kind }
+    }
+
+    pub(crate) fn lookup(what: &'static str, id: &str, error: &LookupError) -> Self {
+        match error {
+            LookupError::Ambiguous(_) => Self::Ambiguous { what, id: id.to_owned() },
+            _ => Self::NotFound { what, id: id.to_owned() },
+        }
+    }
+}
+
+impl From<StoreError> for EngineError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(Arc::new(error))
+    }
+}
+
+impl From<OciError> for EngineError {
+    fn from(error: OciError) -> Self {
+        Self::Spec(Arc::new(error))
+    }
+}

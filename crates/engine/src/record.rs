@@ -1,0 +1,109 @@
+//! What the engine stores, one record per pod and container.
+
+use std::path::PathBuf;
+
+use base::{Digest, Id};
+use jiff::Timestamp;
+use oci::{ImageFacts, Resources};
+use serde::{Deserialize, Serialize};
+use store::Record;
+
+use crate::{
+    phase::{ContainerPhase, PodPhase},
+    request::{NewContainer, PodRequest},
+};
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PodRecord {
+    pub id: Id,
+    pub request: PodRequest,
+    /// The configured handler that `request.handler` came to.
+    pub handler: String,
+    pub phase: PodPhase,
+    pub created_at: Timestamp,
+    /// Some client has its id. Until then it is invisible, and given to the next request
+    /// of its name.
+    pub delivered: bool,
+    /// The PID 1 of a shared PID namespace.
+    pub pid1: Option<u32>,
+    /// As the last update of the pod's resources left them.
+    pub overhead: Resources,
+    pub resources: Resources,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ContainerRecord {
+    pub id: Id,
+    pub pod: Id,
+    /// The full one, with the pod's: what retries are recognised by.
+    pub name: String,
+    pub request: NewContainer,
+    pub image: PinnedImage,
+    pub phase: ContainerPhase,
+    pub created_at: Timestamp,
+    pub delivered: bool,
+    /// Absolute; `None` where nothing is logged.
+    pub log_path: Option<PathBuf>,
+    /// Filled in when the spec is made.
+    pub made: Made,
+}
+
+/// What the image was when the container was created; it may be gone by now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PinnedImage {
+    /// The digest of its configuration.
+    pub id: Digest,
+    /// Its first tag, else what the client asked for.
+    pub name: String,
+    /// Its first repository digest, else the id.
+    pub repo_digest: String,
+    pub facts: ImageFacts,
+    /// Chain ids of its layers, lowest first.
+    pub chain: Vec<Digest>,
+}
+
+/// What came of making the spec.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Made {
+    pub uid: u32,
+    pub gid: u32,
+    pub groups: Vec<u32>,
+    /// The effective one, by name: `SIGTERM`.
+    pub stop_signal: String,
+    /// As the spec has them, kept in step by updates.
+    pub resources: Resources,
+    pub cgroup_path: String,
+}
+
+impl PodRecord {
+    pub fn is_visible(&self) -> bool {
+        self.delivered && self.phase.is_made()
+    }
+}
+
+impl ContainerRecord {
+    pub fn is_visible(&self) -> bool {
+        self.delivered && self.phase.is_made()
+    }
+}
+
+impl Record for PodRecord {
+    const TABLE: &'static str = "pods";
+    const VERSION: u32 = 1;
+    type Key = Id;
+
+    fn key(&self) -> Id {
+        self.id
+    }
+}
+
+impl Record for ContainerRecord {
+    const TABLE: &'static str = "containers";
+    const VERSION: u32 = 1;
+    type Key = Id;
+
+    fn key(&self) -> Id {
+        self.id
+    }
+}
