@@ -157,7 +157,10 @@ impl Client {
         Req: Message,
         Res: Message + Default,
     {
-        let message = Outgoing::request::<Req>(name.envelope(ctx), None, Flags::REMOTE_OPEN)?;
+        // Go looks at neither flag; the Rust peer takes a request without "no data" for the
+        // first item as well.
+        let flags = Flags::REMOTE_OPEN | Flags::NO_DATA;
+        let message = Outgoing::request::<Req>(name.envelope(ctx), None, flags)?;
         self.stream(ctx, message).await
     }
 

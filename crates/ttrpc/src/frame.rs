@@ -47,8 +47,8 @@ impl Flags {
     pub const REMOTE_CLOSED: Self = Self(1);
     /// On a request: data messages follow.
     pub const REMOTE_OPEN: Self = Self(2);
-    /// On data: there is no item in this message. Without it an empty payload is an
-    /// item, namely a message with all fields at their defaults.
+    /// There is no item in this message. Without it the empty payload of a data message is
+    /// an item, namely one with all fields at their defaults.
     pub const NO_DATA: Self = Self(4);
 
     pub fn contains(self, other: Self) -> bool {
