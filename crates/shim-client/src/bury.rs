@@ -1,0 +1,219 @@
+//! After the death of a shim: ending and removing what it left.
+//!
+//! Works from what the shim wrote into the pod's directory, and removes that last: a bury
+//! that was interrupted is simply done again.
+
+use std::{
+    fs, io,
+    os::unix::net::UnixStream,
+    path::Path,
+    process::{Command, Stdio},
+    thread::sleep,
+    time::Duration,
+};
+
+use api_shim::start::{Bootstrap, Files, OciRuntime, TaskRecord, start_time};
+use jiff::Timestamp;
+use sys::{
+    cgroup::{Cgroup, Layout},
+    namespace::unpin,
+    pidfd::Pidfd,
+};
+use tokio::time::Instant;
+
+use crate::{Exit, ShimError, connect::read_bootstrap};
+
+/// A container that its shim left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Buried {
+    pub id: String,
+    /// As the shim recorded it, or as the kernel tells (Linux 6.15 on). `None`: nobody
+    /// knows any more.
+    pub exit: Option<Exit>,
+}
+
+const SIGKILL: i32 = 9;
+
+/// Kills the shim if it still runs, then its containers and its PID 1, removes them from
+/// the OCI runtime, releases the namespaces and the shim's cgroup. Goes on after a failure
+/// and returns the first. [`ShimError::NotFound`]: no shim was ever ready in `dir`.
+///
+/// Cancel safe: the work goes on.
+pub async fn bury(dir: &Path, limit: Duration) -> Result<Vec<Buried>, ShimError> {
+    let bootstrap = read_bootstrap(dir)?;
+    let dir = dir.to_owned();
+    let work = move || Undertaker::new(limit).bury(&dir, &bootstrap);
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|e| ShimError::io("bury a shim")(io::Error::other(e)))?
+}
+
+struct Undertaker {
+    until: Instant,
+    failure: Option<ShimError>,
+}
+
+impl Undertaker {
+    fn new(limit: Duration) -> Self {
+        Self { until: Instant::now() + limit, failure: None }
+    }
+
+    fn left(&self) -> Duration {
+        // What has no time left at all is still tried once.
+        self.until.saturating_duration_since(Instant::now()).max(Duration::from_millis(10))
+    }
+
+    fn note<T, E: Into<io::Error>>(&mut self, doing: &str, result: Result<T, E>) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(e) => {
+                let error = ShimError::io(doing)(e);
+                tracing::warn!(error = %base::Chain(&error), "bury");
+                self.failure.get_or_insert(error);
+                None
+            }
+        }
+    }
+
+    fn bury(mut self, dir: &Path, bootstrap: &Bootstrap) -> Result<Vec<Buried>, ShimError> {
+        let files = Files::of(dir);
+        let killed = kill_listener(&files.socket, self.left());
+        self.note("kill the shim", killed);
+        let layout = self.note("find the cgroups", Layout::detect());
+        let mut buried = Vec::new();
+        for (id, record) in read_tasks(&files.tasks) {
+            let exit = self.bury_task(&id, &record, &bootstrap.runtime, layout.as_ref());
+            buried.push(Buried { id, exit });
+        }
+        self.end_pod(bootstrap, layout.as_ref());
+        if let Some(failure) = self.failure {
+            return Err(failure);
+        }
+        let gone = remove_all(&files);
+        gone.map_err(ShimError::io("remove the files of a shim"))?;
+        Ok(buried)
+    }
+
+    fn bury_task(
+        &mut self,
+        id: &str,
+        record: &TaskRecord,
+        runtime: &OciRuntime,
+        layout: Option<&Layout>,
+    ) -> Option<Exit> {
+        let process = held(record.pid, record.start_time);
+        if let Some(process) = &process {
+            let killed = process.signal(SIGKILL);
+            self.note("kill a container", killed);
+        }
+        if let (Some(path), Some(layout)) = (&record.cgroup, layout)
+            && let Some(Some(group)) = self.note("open a cgroup", Cgroup::open(layout, path))
+        {
+            let killed = group.kill(self.left());
+            self.note("kill a container's processes", killed);
+        }
+        let exit = process.and_then(|process| {
+            let ended = process.wait_end(Some(self.left()));
+            self.note("wait for a container", ended)?;
+            exit_of(&process)
+        });
+        let deleted = delete(runtime, id);
+        self.note("delete a container", deleted);
+        let known = record.exit.map(|exit| Exit {
+            code: exit.status,
+            at: base::time::from_unix_nanos(exit.at),
+            oom: exit.oom,
+            log_errors: 0,
+        });
+        known.or(exit)
+    }
+
+    fn end_pod(&mut self, bootstrap: &Bootstrap, layout: Option<&Layout>) {
+        let first = bootstrap.pod_pid.and_then(|pid| held(pid, bootstrap.pod_start_time));
+        if let Some(first) = first {
+            let killed = first.signal(SIGKILL);
+            self.note("kill PID 1", killed);
+            let ended = first.wait_end(Some(self.left()));
+            self.note("wait for PID 1", ended);
+        }
+        let spaces = &bootstrap.namespaces;
+        let user = spaces.user.as_ref().map(|user| &user.pin);
+        let pins = [spaces.net.as_ref(), spaces.ipc.as_ref(), spaces.uts.as_ref(), user];
+        for pin in pins.into_iter().flatten() {
+            self.note("release a namespace", unpin(pin));
+        }
+        if let (Some(path), Some(layout)) = (&bootstrap.cgroup, layout)
+            && let Some(Some(group)) = self.note("open a cgroup", Cgroup::open(layout, path))
+        {
+            let removed = group.remove(self.left());
+            self.note("remove the shim's cgroup", removed);
+        }
+    }
+}
+
+/// Nobody there is fine.
+fn kill_listener(socket: &Path, limit: Duration) -> sys::Result<()> {
+    let Ok(stream) = UnixStream::connect(socket) else { return Ok(()) };
+    let Ok(shim) = Pidfd::open(sys::fd::peer(&stream)?.pid) else { return Ok(()) };
+    shim.signal(SIGKILL)?;
+    shim.wait_end(Some(limit)).map(drop)
+}
+
+fn read_tasks(dir: &Path) -> Vec<(String, TaskRecord)> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let read = |entry: fs::DirEntry| {
+        let id = entry.file_name().into_string().ok()?;
+        let record = serde_json::from_slice(&fs::read(entry.path()).ok()?).ok()?;
+        Some((id, record))
+    };
+    entries.filter_map(read).collect()
+}
+
+/// The process itself, not a later one of the same number.
+fn held(pid: u32, started: u64) -> Option<Pidfd> {
+    let process = Pidfd::open(pid).ok()?;
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    (start_time(&stat) == Some(started)).then_some(process)
+}
+
+/// The kernel tells once the process is reaped, which is the business of its new parent.
+fn exit_of(process: &Pidfd) -> Option<Exit> {
+    for _ in 0..50 {
+        if let Some(exit) = process.exit_info().ok()? {
+            let code = u32::try_from(exit.status()).unwrap_or(255);
+            return Some(Exit { code, at: Timestamp::now(), oom: false, log_errors: 0 });
+        }
+        sleep(Duration::from_millis(1));
+    }
+    None
+}
+
+/// Forced only if need be: that makes runc sleep. A container it does not know is fine.
+fn delete(runtime: &OciRuntime, id: &str) -> io::Result<()> {
+    let mut last = String::new();
+    for force in [false, true] {
+        let mut command = Command::new(&runtime.binary);
+        command.arg("--root").arg(&runtime.root).stdin(Stdio::null());
+        if runtime.systemd_cgroup {
+            command.arg("--systemd-cgroup");
+        }
+        command.arg("delete").args(force.then_some("--force")).arg(id);
+        let output = command.output()?;
+        if output.status.success() || !runtime.root.join(id).exists() {
+            return Ok(());
+        }
+        last = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    }
+    Err(io::Error::other(last))
+}
+
+fn remove_all(files: &Files) -> io::Result<()> {
+    let absent_is_fine = |result: io::Result<()>| match result {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    };
+    absent_is_fine(fs::remove_dir_all(&files.tasks))?;
+    // The bootstrap goes last: with it the rest could not be found again.
+    [&files.socket, &files.attach, &files.bootstrap]
+        .into_iter()
+        .try_for_each(|file| absent_is_fine(fs::remove_file(file)))
+}
