@@ -17,7 +17,7 @@ use crate::{
 /// already: where they belong was decided with the layers.
 const LAYERS: &[&[&str]] = &[
     &["base", "ttrpc-build", "xtask"],
-    &["sys", "ttrpc", "telemetry"],
+    &["store", "sys", "ttrpc", "telemetry"],
     &["api-cri", "api-docker", "api-shim", "nri-wire"],
     &[
         "content",
@@ -29,7 +29,6 @@ const LAYERS: &[&[&str]] = &[
         "shim",
         "shim-client",
         "snapshot",
-        "store",
     ],
     &["engine"],
     &["stream"],
@@ -251,11 +250,11 @@ mod tests {
         faults(
             World::default()
                 .member("store", &["engine"])
-                .member("probe", &["build store"])
+                .member("probe", &["build net"])
                 .member("engine", &["testkit"]),
             &[
                 "store depends up on engine: dependencies point down only",
-                "probe depends sideways on store: dependencies point down only",
+                "probe depends sideways on net: dependencies point down only",
                 "engine depends up on testkit: dependencies point down only",
             ],
         );

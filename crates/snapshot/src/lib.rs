@@ -1,0 +1,37 @@
+//! Layers become root file systems here.
+//!
+//! ```text
+//!  compressed bytes                                       parents, committed
+//!        │  apply_layer: any order, in parallel                │
+//!        ▼                                                     ▼
+//!  decode ─► hash ─► tar ─► staging/x ── commit: rebase onto the layers below ──► layers/<chain id>
+//!                                                                                      │ prepare
+//!                                              target ◄── mount ── snapshots/<key> ◄───┘
+//! ```
+//!
+//! **Invariants**
+//! - What an archive says cannot reach outside its staging directory: names are cleaned,
+//!   symlinks on the way are resolved as a container would see them, and every path that
+//!   is opened is resolved by the kernel beneath the directory (`openat2`).
+//! - A layer that is visible is whole: applied, verified, fitted onto its parent, renamed
+//!   into place, then recorded. What is on disk without a record is litter.
+//! - A layer never changes after its commit.
+//! - Nothing that a caller waits for walks a tree: removal is a rename, usage is counted
+//!   while unpacking and sampled in the background.
+
+mod compression;
+mod error;
+mod layer;
+mod limits;
+mod record;
+mod usage;
+
+pub use compression::Compression;
+pub use error::{ApplyError, Limited, Refusal, SnapshotError};
+pub use layer::{Form, LayerDir};
+pub use limits::Limits;
+pub use record::{
+    Key, LayerKey, LayerRecord, PrepareOptions, SnapshotKey, SnapshotRecord, Snapshotter,
+    StoredRange, chain_ids,
+};
+pub use usage::Usage;
