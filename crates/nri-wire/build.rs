@@ -1,0 +1,11 @@
+//! Compiles `proto/nri` in Rust: no protoc binary is needed.
+
+fn main() -> Result<(), ttrpc_build::Error> {
+    let proto = "../../proto";
+    ttrpc_build::configure()
+        .prost(|prost| {
+            // Ordered, so that what is applied, printed and compared does not change between runs.
+            prost.btree_map(["."]);
+        })
+        .compile(&[format!("{proto}/nri/api.proto")], &[proto])
+}

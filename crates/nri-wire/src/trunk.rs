@@ -1,0 +1,301 @@
+//! Both ttrpc connections of a trunk, as one thing that lives and ends together.
+
+use std::sync::{Arc, OnceLock};
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::debug;
+use ttrpc::{Client, Server, Service};
+
+use crate::{
+    Connection, Mux, MuxError,
+    api::{Plugin, PluginClient, PluginServer, Runtime, RuntimeClient, RuntimeServer},
+    defaults::{PLUGIN_SERVICE_CONNECTION, RUNTIME_SERVICE_CONNECTION},
+};
+
+/// Calls a peer may have in flight with us; one more is refused at once.
+const MAX_CALLS: usize = 128;
+
+/// A live trunk. Dropping it closes the socket and fails all calls.
+///
+/// What is served may be called before [`Trunk::runtime`] or [`Trunk::plugin`] has returned.
+#[derive(Debug)]
+pub struct Trunk {
+    client: Client,
+    server: Server,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+    end: Arc<OnceLock<Result<(), MuxError>>>,
+}
+
+impl Trunk {
+    /// The runtime's end: serves `runtime` to the plugin and calls what the plugin serves.
+    /// Must be called inside a tokio runtime.
+    pub fn runtime<T, R>(io: T, runtime: R) -> (PluginClient, Self)
+    where
+        T: AsyncRead + AsyncWrite + Send + 'static,
+        R: Runtime,
+    {
+        let service = RuntimeServer::new(runtime);
+        let trunk = Self::start(io, service, PLUGIN_SERVICE_CONNECTION, RUNTIME_SERVICE_CONNECTION);
+        (PluginClient::new(trunk.client.clone()), trunk)
+    }
+
+    /// The plugin's end: serves `plugin` to the runtime and calls what the runtime serves.
+    /// Must be called inside a tokio runtime.
+    pub fn plugin<T, P>(io: T, plugin: P) -> (RuntimeClient, Self)
+    where
+        T: AsyncRead + AsyncWrite + Send + 'static,
+        P: Plugin,
+    {
+        let service = PluginServer::new(plugin);
+        let trunk = Self::start(io, service, RUNTIME_SERVICE_CONNECTION, PLUGIN_SERVICE_CONNECTION);
+        (RuntimeClient::new(trunk.client.clone()), trunk)
+    }
+
+    fn start<T>(io: T, service: impl Into<Service>, called: u32, served: u32) -> Self
+    where
+        T: AsyncRead + AsyncWrite + Send + 'static,
+    {
+        let mut mux = Mux::new(io);
+        let mut open = |id| mux.open(id).expect("two ids, neither of them 0, of a new mux");
+        let (called, served) = (open(called), open(served));
+        let server = Server::builder().max_calls(MAX_CALLS).service(service).build();
+        let client = Client::from_parts(called.reader, called.writer);
+        let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+        let end = Arc::new(OnceLock::new());
+        let work = {
+            let (client, server, stop) = (client.clone(), server.clone(), stop.clone());
+            let end = Arc::clone(&end);
+            async move {
+                let ended = stop.run_until_cancelled(drive(mux, &client, &server, served)).await;
+                debug!(?ended, "trunk ended");
+                let _ = end.set(ended.unwrap_or(Ok(())));
+                server.abort();
+                client.close();
+                client.closed().await;
+            }
+        };
+        tasks.spawn(work);
+        tasks.close();
+        Self { client, server, stop, tasks, end }
+    }
+
+    /// Ends the trunk now: calls in flight fail, handlers are dropped.
+    pub fn close(&self) {
+        self.stop.cancel();
+    }
+
+    /// Ends the trunk in order: new calls of the peer are refused, those in flight are
+    /// answered, then it closes. Put a time limit around it.
+    ///
+    /// Cancel safe: what was begun goes on.
+    pub async fn shutdown(&self) {
+        self.server.shutdown().await;
+        self.tasks.wait().await;
+    }
+
+    /// Whether no call can succeed any longer.
+    pub fn is_closed(&self) -> bool {
+        self.client.is_closed() || self.end.get().is_some()
+    }
+
+    /// Resolves when the trunk is gone, whoever ended it: the socket is closed and nothing of
+    /// it runs any longer. An end by the peer between two frames, or by us, is no error.
+    ///
+    /// Cancel safe.
+    pub async fn closed(&self) -> Result<(), MuxError> {
+        self.tasks.wait().await;
+        self.end.get().cloned().unwrap_or(Ok(()))
+    }
+}
+
+/// Reads the trunk, calls and serves until one of them ends.
+async fn drive<T>(
+    mux: Mux<T>,
+    client: &Client,
+    server: &Server,
+    served: Connection<T>,
+) -> Result<(), MuxError>
+where
+    T: AsyncRead + AsyncWrite + Send + 'static,
+{
+    // Biased: the end of the trunk ends the others too, and it knows why.
+    tokio::select! {
+        biased;
+        end = mux.run() => end,
+        // Reading has errors of its own, so this one is of writing.
+        end = server.serve_parts(served.reader, served.writer) => {
+            end.map_err(|e| MuxError::Write(Arc::new(e)))
+        }
+        () = client.closed() => Ok(()),
+    }
+}
+
+impl Drop for Trunk {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::UnixStream,
+        sync::Notify,
+        time::timeout,
+    };
+    use ttrpc::{Code, Context, ServerContext, Status};
+
+    use super::*;
+    use crate::api::{
+        ConfigureRequest, ConfigureResponse, Container, ContainerUpdate, Empty,
+        RegisterPluginRequest, SynchronizeRequest, SynchronizeResponse, UpdateContainersRequest,
+        UpdateContainersResponse,
+    };
+
+    /// Echoes updates as failed; knows nothing else.
+    struct EchoRuntime;
+
+    impl Runtime for EchoRuntime {
+        async fn update_containers(
+            &self,
+            _: ServerContext,
+            request: UpdateContainersRequest,
+        ) -> Result<UpdateContainersResponse, Status> {
+            Ok(UpdateContainersResponse { failed: request.update })
+        }
+    }
+
+    /// Synchronize answers an update per container, Configure waits to be let go.
+    #[derive(Default)]
+    struct SlowPlugin {
+        go: Arc<Notify>,
+    }
+
+    impl Plugin for SlowPlugin {
+        async fn configure(
+            &self,
+            _: ServerContext,
+            _: ConfigureRequest,
+        ) -> Result<ConfigureResponse, Status> {
+            self.go.notified().await;
+            Ok(ConfigureResponse { events: 1 })
+        }
+
+        async fn synchronize(
+            &self,
+            _: ServerContext,
+            request: SynchronizeRequest,
+        ) -> Result<SynchronizeResponse, Status> {
+            let of = |c: Container| ContainerUpdate { container_id: c.id, ..Default::default() };
+            let update = request.containers.into_iter().map(of).collect();
+            Ok(SynchronizeResponse { update, more: false })
+        }
+    }
+
+    fn ctx() -> Context {
+        Context::timeout(Duration::from_secs(20))
+    }
+
+    fn pair() -> (PluginClient, Trunk, RuntimeClient, Trunk, Arc<Notify>) {
+        let (near, far) = UnixStream::pair().unwrap();
+        let plugin = SlowPlugin::default();
+        let go = Arc::clone(&plugin.go);
+        let (to_plugin, near) = Trunk::runtime(near, EchoRuntime);
+        let (to_runtime, far) = Trunk::plugin(far, plugin);
+        (to_plugin, near, to_runtime, far, go)
+    }
+
+    /// About `bytes` of containers.
+    fn sync(bytes: usize) -> SynchronizeRequest {
+        let container = |i| Container { id: format!("{i:01000}"), ..Default::default() };
+        SynchronizeRequest {
+            containers: (0..bytes / 1000).map(container).collect(),
+            ..Default::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn large_messages_cross_in_both_directions_at_once() {
+        let (plugin, _near, runtime, _far, _) = pair();
+        for bytes in [0, 3000, 5000, 300_000, 4_100_000] {
+            let request = sync(bytes);
+            let update = request.containers.iter();
+            let update = update
+                .map(|c| ContainerUpdate { container_id: c.id.clone(), ..Default::default() });
+            let unsolicited = UpdateContainersRequest { update: update.collect(), evict: vec![] };
+            let (ctx1, ctx2) = (ctx(), ctx());
+            let (down, up) = tokio::join!(
+                plugin.synchronize(&ctx1, &request),
+                runtime.update_containers(&ctx2, &unsolicited),
+            );
+            assert_eq!(down.unwrap().update, unsolicited.update);
+            assert_eq!(up.unwrap().failed, unsolicited.update);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_not_served_is_unimplemented() {
+        let (plugin, _near, runtime, _far, _) = pair();
+        let shutdown = plugin.shutdown(&ctx(), &Empty {}).await;
+        assert_eq!(shutdown.unwrap_err().code(), Code::Unimplemented);
+        let register = runtime.register_plugin(&ctx(), &RegisterPluginRequest::default()).await;
+        assert_eq!(register.unwrap_err().code(), Code::Unimplemented);
+    }
+
+    #[tokio::test]
+    async fn closing_either_end_fails_calls_and_ends_both() {
+        for ours in [true, false] {
+            let (plugin, near, _runtime, far, _) = pair();
+            let call = async { plugin.configure(&ctx(), &ConfigureRequest::default()).await };
+            let close = async {
+                tokio::task::yield_now().await;
+                if ours { near.close() } else { far.close() }
+            };
+            let (answer, ()) = tokio::join!(call, close);
+            assert!(matches!(answer, Err(ttrpc::Error::Closed { .. })), "{answer:?}");
+            near.closed().await.unwrap();
+            far.closed().await.unwrap();
+            assert!(near.is_closed() && far.is_closed());
+        }
+    }
+
+    #[tokio::test]
+    async fn shutdown_answers_what_is_in_flight() {
+        let (plugin, near, _runtime, far, go) = pair();
+        let call = async { plugin.configure(&ctx(), &ConfigureRequest::default()).await };
+        let shutdown = async {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            tokio::join!(far.shutdown(), async {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                go.notify_one();
+            })
+        };
+        let (answer, _) = tokio::join!(call, shutdown);
+        assert_eq!(answer.unwrap().events, 1);
+        timeout(Duration::from_secs(5), near.closed()).await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_dropped_trunk_closes_its_socket_though_clients_remain() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let (plugin, trunk) = Trunk::runtime(near, EchoRuntime);
+        drop(trunk);
+        let read = timeout(Duration::from_secs(5), far.read_u8()).await.unwrap();
+        assert_eq!(read.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
+        assert!(plugin.configure(&ctx(), &ConfigureRequest::default()).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_breaks_the_frames_is_named() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let (_plugin, trunk) = Trunk::runtime(near, EchoRuntime);
+        far.write_all(&[0, 0, 0, 2, 0x7F, 0, 0, 0]).await.unwrap();
+        let end = timeout(Duration::from_secs(5), trunk.closed()).await.unwrap();
+        assert!(matches!(end, Err(MuxError::FrameTooLarge { connection: 2, .. })), "{end:?}");
+    }
+}
