@@ -158,16 +158,16 @@ pub(crate) struct FrameReader<R> {
     io: R,
     buf: BytesMut,
     decoder: Decoder,
+    /// The buffer was made for a large payload.
+    bulky: bool,
 }
 
-/// One read's worth of small messages.
+/// One read's worth of small messages, and what an idle connection keeps.
 const READ_CHUNK: usize = 8 << 10;
-/// An idle connection keeps no more than this.
-const KEEP: usize = 64 << 10;
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
     pub(crate) fn new(io: R) -> Self {
-        Self { io, buf: BytesMut::new(), decoder: Decoder::default() }
+        Self { io, buf: BytesMut::new(), decoder: Decoder::default(), bulky: false }
     }
 
     /// The next frame, or `None` where the peer ended between two frames.
@@ -189,10 +189,12 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     }
 
     fn make_room(&mut self) {
-        if self.buf.is_empty() && self.buf.capacity() > KEEP {
-            self.buf = BytesMut::new();
+        // Left to itself the buffer would take the room of a large payload back and keep it.
+        if self.bulky && self.buf.is_empty() {
+            (self.buf, self.bulky) = (BytesMut::new(), false);
         }
         let missing = self.decoder.wanted().saturating_sub(self.buf.len());
+        self.bulky |= missing > READ_CHUNK;
         self.buf.reserve(missing.max(READ_CHUNK));
     }
 }
@@ -321,6 +323,23 @@ mod tests {
         let at_limit = frame(1, 1, 0, vec![0; MAX_PAYLOAD]);
         buf.extend_from_slice(&on_the_wire(std::slice::from_ref(&at_limit)));
         assert_eq!(decoder.decode(&mut buf), Some(Decoded::Frame(at_limit.0, at_limit.1)));
+    }
+
+    #[tokio::test]
+    async fn an_idle_reader_keeps_little() {
+        let (mut near, far) = tokio::io::duplex(1 << 20);
+        let mut reader = FrameReader::new(far);
+        for len in [MAX_PAYLOAD, 10, MAX_PAYLOAD / 2] {
+            let wire = on_the_wire(&[frame(1, 1, 0, vec![0; len])]);
+            let write = tokio::io::AsyncWriteExt::write_all(&mut near, &wire);
+            let (written, read) = tokio::join!(write, reader.next());
+            written.unwrap();
+            // The payload is dropped here, so its room could be taken back.
+            assert!(matches!(read, Ok(Some(Decoded::Frame(_, payload))) if payload.len() == len));
+            let idle = tokio::time::timeout(std::time::Duration::from_millis(1), reader.next());
+            assert!(idle.await.is_err());
+            assert!(reader.buf.capacity() <= 2 * READ_CHUNK, "{}", reader.buf.capacity());
+        }
     }
 
     #[tokio::test]

@@ -261,3 +261,45 @@ pub(crate) async fn write_loop<W: MessageWriter>(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Flags, Metadata, message::Envelope};
+
+    fn request() -> Outgoing {
+        let metadata = Metadata::new();
+        let envelope = Envelope { service: "s", method: "m", metadata: &metadata };
+        Outgoing::request::<()>(envelope, None, Flags::NONE).unwrap()
+    }
+
+    #[tokio::test]
+    async fn stream_ids_are_odd_rise_and_run_out() {
+        let (link, mut queued) = Link::new(Role::Client);
+        let open = async || link.open(request(), None, Slot::Stream(None)).await;
+        assert_eq!([open().await.unwrap(), open().await.unwrap()], [1, 3]);
+        link.streams.lock().next_id = Some(u32::MAX);
+        assert_eq!(open().await.unwrap(), u32::MAX);
+        assert!(matches!(open().await, Err(Error::Exhausted)));
+        assert!(matches!(open().await, Err(Error::Exhausted)));
+        for want in [1, 3, u32::MAX] {
+            let next = queued.recv().await.unwrap();
+            assert!(matches!(next, Queued::Message { stream_id, .. } if stream_id == want));
+        }
+        assert!(queued.try_recv().is_none());
+    }
+
+    #[tokio::test]
+    async fn nothing_enters_a_closed_table() {
+        let (link, _queued) = Link::new(Role::Client);
+        let (waiter, answer) = oneshot::channel();
+        let early = link.open(request(), None, Slot::Unary(waiter)).await.unwrap();
+        link.fail_all(Error::Timeout);
+        assert!(matches!(answer.await.unwrap(), Err(Error::Timeout)));
+        // The first reason stays.
+        link.fail_all(Error::Lagged);
+        let late = link.open(request(), None, Slot::Stream(None)).await;
+        assert!(matches!(late, Err(Error::Timeout)), "{late:?}");
+        assert!(matches!(link.send(early, request()).await, Err(Error::Timeout)));
+    }
+}

@@ -10,8 +10,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 
 use crate::{
-    Direction, Flags, HEADER_LEN, Header, MAX_PAYLOAD, MessageType, Metadata, Oversize, Status,
-    wire,
+    Code, Direction, Flags, HEADER_LEN, Header, MAX_PAYLOAD, MessageType, Metadata, Oversize,
+    Status, wire,
 };
 
 /// A message ready for the wire but for its stream id.
@@ -77,9 +77,12 @@ impl Outgoing {
     }
 
     /// Ends a stream with a refusal. It always fits: of a huge status only the start of
-    /// its text goes out.
-    pub(crate) fn refusal(status: Status) -> Self {
+    /// its text goes out. And it is never taken for a success.
+    pub(crate) fn refusal(mut status: Status) -> Self {
         const CLIP: usize = 64 << 10;
+        if status.code == Code::Ok {
+            status = Status::internal(format!("refused with OK: {}", status.message));
+        }
         let mut status = wire::Status::from(status);
         if status.encoded_len() > MAX_PAYLOAD - CLIP {
             status.details.clear();
@@ -175,7 +178,7 @@ mod tests {
     use proptest::{collection::vec, prelude::*};
 
     use super::*;
-    use crate::{Code, frame::Decoded, frame::Decoder};
+    use crate::{Decoded, Decoder};
 
     /// The one frame in `out`, as a receiver sees it.
     fn received(out: Outgoing, stream_id: u32) -> (Header, Bytes) {
@@ -250,5 +253,11 @@ mod tests {
         let error = wire::Response::open(payload).unwrap_err();
         assert_eq!(error.code(), Code::NotFound);
         assert!(error.to_string().contains("éé"));
+    }
+
+    #[test]
+    fn a_refusal_is_never_a_success() {
+        let (_, payload) = received(Outgoing::refusal(Status::new(Code::Ok, "fine?")), 1);
+        assert_eq!(wire::Response::open(payload).unwrap_err().code(), Code::Internal);
     }
 }

@@ -23,7 +23,7 @@ use crate::{
     queue,
 };
 
-/// A named set of methods.
+/// A named set of methods. Giving a method twice is a mistake of the program, and a panic.
 pub struct Service {
     pub(crate) name: String,
     methods: HashMap<String, Method>,

@@ -182,6 +182,12 @@ impl From<io::Error> for Status {
     }
 }
 
+impl From<tokio::time::error::Elapsed> for Status {
+    fn from(elapsed: tokio::time::error::Elapsed) -> Self {
+        Self::deadline_exceeded(elapsed.to_string())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

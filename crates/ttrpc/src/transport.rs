@@ -32,7 +32,8 @@ pub trait MessageWriter: Send + 'static {
     /// Sends what was taken. Called whenever no further message is waiting.
     fn flush(&mut self) -> impl Future<Output = io::Result<()>> + Send;
 
-    /// Ends the connection in order; the last call, after a flush.
+    /// Ends the connection in order; the last call, after a flush. A connection that is cut
+    /// off drops its writer without it.
     fn close(&mut self) -> impl Future<Output = io::Result<()>> + Send;
 }
 
@@ -111,6 +112,8 @@ mod tests {
     use super::*;
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
         #[test]
         fn bytes_come_out_in_order_whatever_the_io_takes_at_a_time(
             messages in vec(vec(any::<u8>(), 1..3000), 1..60),
