@@ -1,16 +1,25 @@
-//! RuntimeService.
+//! RuntimeService: each method translates, calls and translates back.
+
+use std::collections::BTreeMap;
 
 use api_cri::{
-    KUBE_API_VERSION, RUNTIME_API_VERSION,
-    v1::{
-        RuntimeCondition, RuntimeStatus, StatusRequest, StatusResponse, VersionRequest,
-        VersionResponse, runtime_service_server::RuntimeService,
-    },
+    KUBE_API_VERSION, RUNTIME_API_VERSION, v1, v1::runtime_service_server::RuntimeService,
 };
-use engine::health::Condition;
+use engine::{Engine, health::Condition};
+use oci::CgroupDriver;
 use tonic::{Request, Response, Status};
 
-use crate::{absent::unimplemented_rpcs, service::Slot};
+use crate::{
+    absent::unimplemented_rpcs,
+    container,
+    field::{Under, not_empty, not_windows},
+    filter, pod, resources,
+    service::Slot,
+    status::{gone_is_done, status},
+    stream,
+};
+
+type Answer<T> = Result<Response<T>, Status>;
 
 #[derive(Debug)]
 pub(crate) struct Runtime {
@@ -21,15 +30,18 @@ impl Runtime {
     pub(crate) fn new(slot: Slot) -> Self {
         Self { slot }
     }
+
+    fn engine(&self) -> Result<&Engine, Status> {
+        Ok(self.slot.engine()?)
+    }
 }
 
 #[tonic::async_trait]
 impl RuntimeService for Runtime {
-    async fn version(
-        &self,
-        _: Request<VersionRequest>,
-    ) -> Result<Response<VersionResponse>, Status> {
-        Ok(Response::new(VersionResponse {
+    // === the runtime itself ===
+
+    async fn version(&self, _: Request<v1::VersionRequest>) -> Answer<v1::VersionResponse> {
+        Ok(Response::new(v1::VersionResponse {
             version: KUBE_API_VERSION.to_owned(),
             runtime_name: "longshore".to_owned(),
             runtime_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -37,32 +49,223 @@ impl RuntimeService for Runtime {
         }))
     }
 
-    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
-        let health = self.slot.engine()?.health();
+    async fn status(&self, _: Request<v1::StatusRequest>) -> Answer<v1::StatusResponse> {
+        let health = self.engine()?.health();
         let conditions = vec![
             condition("RuntimeReady", &health.runtime),
             condition("NetworkReady", &health.network),
         ];
-        let status = Some(RuntimeStatus { conditions });
-        Ok(Response::new(StatusResponse { status, ..Default::default() }))
+        let features =
+            v1::RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() };
+        Ok(Response::new(v1::StatusResponse {
+            status: Some(v1::RuntimeStatus { conditions }),
+            features: Some(features),
+            ..Default::default()
+        }))
+    }
+
+    async fn runtime_config(
+        &self,
+        _: Request<v1::RuntimeConfigRequest>,
+    ) -> Answer<v1::RuntimeConfigResponse> {
+        let driver = match self.engine()?.cgroup_driver() {
+            CgroupDriver::Systemd => v1::CgroupDriver::Systemd,
+            CgroupDriver::Cgroupfs => v1::CgroupDriver::Cgroupfs,
+        };
+        let linux = Some(v1::LinuxRuntimeConfiguration { cgroup_driver: driver.into() });
+        Ok(Response::new(v1::RuntimeConfigResponse { linux }))
+    }
+
+    // === pods ===
+
+    async fn run_pod_sandbox(
+        &self,
+        request: Request<v1::RunPodSandboxRequest>,
+    ) -> Answer<v1::RunPodSandboxResponse> {
+        let asked = pod::request(request.into_inner())?;
+        let id = self.engine()?.run_pod(asked).await.map_err(status)?;
+        Ok(Response::new(v1::RunPodSandboxResponse { pod_sandbox_id: id.to_string() }))
+    }
+
+    async fn stop_pod_sandbox(
+        &self,
+        request: Request<v1::StopPodSandboxRequest>,
+    ) -> Answer<v1::StopPodSandboxResponse> {
+        let id = not_empty(POD_ID, request.into_inner().pod_sandbox_id)?;
+        gone_is_done(self.engine()?.stop_pod(&id).await)?;
+        Ok(Response::new(v1::StopPodSandboxResponse {}))
+    }
+
+    async fn remove_pod_sandbox(
+        &self,
+        request: Request<v1::RemovePodSandboxRequest>,
+    ) -> Answer<v1::RemovePodSandboxResponse> {
+        let id = not_empty(POD_ID, request.into_inner().pod_sandbox_id)?;
+        gone_is_done(self.engine()?.remove_pod(&id).await)?;
+        Ok(Response::new(v1::RemovePodSandboxResponse {}))
+    }
+
+    async fn pod_sandbox_status(
+        &self,
+        request: Request<v1::PodSandboxStatusRequest>,
+    ) -> Answer<v1::PodSandboxStatusResponse> {
+        let v1::PodSandboxStatusRequest { pod_sandbox_id, verbose } = request.into_inner();
+        let id = not_empty(POD_ID, pod_sandbox_id)?;
+        let engine = self.engine()?;
+        let view = engine.pod(&id).map_err(status)?;
+        let info = match verbose {
+            true => info(&engine.pod_details(&id).await.map_err(status)?),
+            false => BTreeMap::new(),
+        };
+        Ok(Response::new(pod::response(&view, info)))
+    }
+
+    async fn list_pod_sandbox(
+        &self,
+        request: Request<v1::ListPodSandboxRequest>,
+    ) -> Answer<v1::ListPodSandboxResponse> {
+        let filter = filter::pods(request.into_inner().filter)?;
+        let items = self.engine()?.pods(&filter).iter().map(|p| pod::item(p)).collect();
+        Ok(Response::new(v1::ListPodSandboxResponse { items }))
+    }
+
+    type StreamPodSandboxesStream = stream::Messages<v1::StreamPodSandboxesResponse>;
+
+    async fn stream_pod_sandboxes(
+        &self,
+        request: Request<v1::StreamPodSandboxesRequest>,
+    ) -> Answer<Self::StreamPodSandboxesStream> {
+        let filter = filter::pods(request.into_inner().filter)?;
+        let items = self.engine()?.pods(&filter).into_iter().map(|p| pod::item(&p));
+        Ok(Response::new(stream::messages(items, |pod_sandboxes| v1::StreamPodSandboxesResponse {
+            pod_sandboxes,
+        })))
+    }
+
+    // === containers ===
+
+    async fn create_container(
+        &self,
+        request: Request<v1::CreateContainerRequest>,
+    ) -> Answer<v1::CreateContainerResponse> {
+        let v1::CreateContainerRequest { pod_sandbox_id, config, sandbox_config } =
+            request.into_inner();
+        let pod = not_empty(POD_ID, pod_sandbox_id)?;
+        pod::check_repeated(sandbox_config)?;
+        let asked = container::request(config)?;
+        let id = self.engine()?.create_container(&pod, asked).await.map_err(status)?;
+        Ok(Response::new(v1::CreateContainerResponse { container_id: id.to_string() }))
+    }
+
+    async fn start_container(
+        &self,
+        request: Request<v1::StartContainerRequest>,
+    ) -> Answer<v1::StartContainerResponse> {
+        let id = not_empty(CONTAINER_ID, request.into_inner().container_id)?;
+        self.engine()?.start_container(&id).await.map_err(status)?;
+        Ok(Response::new(v1::StartContainerResponse {}))
+    }
+
+    async fn stop_container(
+        &self,
+        request: Request<v1::StopContainerRequest>,
+    ) -> Answer<v1::StopContainerResponse> {
+        let v1::StopContainerRequest { container_id, timeout } = request.into_inner();
+        let id = not_empty(CONTAINER_ID, container_id)?;
+        gone_is_done(self.engine()?.stop_container(&id, container::grace(timeout)).await)?;
+        Ok(Response::new(v1::StopContainerResponse {}))
+    }
+
+    async fn remove_container(
+        &self,
+        request: Request<v1::RemoveContainerRequest>,
+    ) -> Answer<v1::RemoveContainerResponse> {
+        let id = not_empty(CONTAINER_ID, request.into_inner().container_id)?;
+        gone_is_done(self.engine()?.remove_container(&id).await)?;
+        Ok(Response::new(v1::RemoveContainerResponse {}))
+    }
+
+    async fn container_status(
+        &self,
+        request: Request<v1::ContainerStatusRequest>,
+    ) -> Answer<v1::ContainerStatusResponse> {
+        let v1::ContainerStatusRequest { container_id, verbose } = request.into_inner();
+        let id = not_empty(CONTAINER_ID, container_id)?;
+        let engine = self.engine()?;
+        let record = engine.container(&id).map_err(status)?;
+        let info = match verbose {
+            true => info(&engine.container_details(&id).await.map_err(status)?),
+            false => BTreeMap::new(),
+        };
+        let status = Some(container::status(&record));
+        Ok(Response::new(v1::ContainerStatusResponse { status, info }))
+    }
+
+    async fn list_containers(
+        &self,
+        request: Request<v1::ListContainersRequest>,
+    ) -> Answer<v1::ListContainersResponse> {
+        let filter = filter::containers(request.into_inner().filter)?;
+        let found = self.engine()?.containers(&filter);
+        let containers = found.iter().map(|c| container::item(c)).collect();
+        Ok(Response::new(v1::ListContainersResponse { containers }))
+    }
+
+    type StreamContainersStream = stream::Messages<v1::StreamContainersResponse>;
+
+    async fn stream_containers(
+        &self,
+        request: Request<v1::StreamContainersRequest>,
+    ) -> Answer<Self::StreamContainersStream> {
+        let filter = filter::containers(request.into_inner().filter)?;
+        let items = self.engine()?.containers(&filter).into_iter().map(|c| container::item(&c));
+        Ok(Response::new(stream::messages(items, |containers| v1::StreamContainersResponse {
+            containers,
+        })))
+    }
+
+    async fn update_container_resources(
+        &self,
+        request: Request<v1::UpdateContainerResourcesRequest>,
+    ) -> Answer<v1::UpdateContainerResourcesResponse> {
+        let v1::UpdateContainerResourcesRequest { container_id, linux, windows, annotations: _ } =
+            request.into_inner();
+        let id = not_empty(CONTAINER_ID, container_id)?;
+        not_windows(windows)?;
+        let engine = self.engine()?;
+        match linux {
+            Some(_) => {
+                let asked = resources::request(linux).under("linux")?;
+                engine.update_container(&id, asked).await.map_err(status)?;
+            }
+            // Nothing to change, but of a container that must exist.
+            None => drop(engine.container(&id).map_err(status)?),
+        }
+        Ok(Response::new(v1::UpdateContainerResourcesResponse {}))
+    }
+
+    async fn reopen_container_log(
+        &self,
+        request: Request<v1::ReopenContainerLogRequest>,
+    ) -> Answer<v1::ReopenContainerLogResponse> {
+        let id = not_empty(CONTAINER_ID, request.into_inner().container_id)?;
+        self.engine()?.reopen_log(&id).await.map_err(status)?;
+        Ok(Response::new(v1::ReopenContainerLogResponse {}))
+    }
+
+    async fn exec_sync(
+        &self,
+        request: Request<v1::ExecSyncRequest>,
+    ) -> Answer<v1::ExecSyncResponse> {
+        let v1::ExecSyncRequest { container_id, cmd, timeout } = request.into_inner();
+        let id = not_empty(CONTAINER_ID, container_id)?;
+        let (command, limit) = container::exec(cmd, timeout)?;
+        let output = self.engine()?.exec_sync(&id, command, limit).await.map_err(status)?;
+        Ok(Response::new(container::exec_response(output)))
     }
 
     unimplemented_rpcs! {
         unary {
-            run_pod_sandbox(RunPodSandboxRequest) -> RunPodSandboxResponse = "RunPodSandbox";
-            stop_pod_sandbox(StopPodSandboxRequest) -> StopPodSandboxResponse = "StopPodSandbox";
-            remove_pod_sandbox(RemovePodSandboxRequest) -> RemovePodSandboxResponse = "RemovePodSandbox";
-            pod_sandbox_status(PodSandboxStatusRequest) -> PodSandboxStatusResponse = "PodSandboxStatus";
-            list_pod_sandbox(ListPodSandboxRequest) -> ListPodSandboxResponse = "ListPodSandbox";
-            create_container(CreateContainerRequest) -> CreateContainerResponse = "CreateContainer";
-            start_container(StartContainerRequest) -> StartContainerResponse = "StartContainer";
-            stop_container(StopContainerRequest) -> StopContainerResponse = "StopContainer";
-            remove_container(RemoveContainerRequest) -> RemoveContainerResponse = "RemoveContainer";
-            list_containers(ListContainersRequest) -> ListContainersResponse = "ListContainers";
-            container_status(ContainerStatusRequest) -> ContainerStatusResponse = "ContainerStatus";
-            update_container_resources(UpdateContainerResourcesRequest) -> UpdateContainerResourcesResponse = "UpdateContainerResources";
-            reopen_container_log(ReopenContainerLogRequest) -> ReopenContainerLogResponse = "ReopenContainerLog";
-            exec_sync(ExecSyncRequest) -> ExecSyncResponse = "ExecSync";
             exec(ExecRequest) -> ExecResponse = "Exec";
             attach(AttachRequest) -> AttachResponse = "Attach";
             port_forward(PortForwardRequest) -> PortForwardResponse = "PortForward";
@@ -76,12 +279,9 @@ impl RuntimeService for Runtime {
             restore_pod(RestorePodRequest) -> RestorePodResponse = "RestorePod";
             list_metric_descriptors(ListMetricDescriptorsRequest) -> ListMetricDescriptorsResponse = "ListMetricDescriptors";
             list_pod_sandbox_metrics(ListPodSandboxMetricsRequest) -> ListPodSandboxMetricsResponse = "ListPodSandboxMetrics";
-            runtime_config(RuntimeConfigRequest) -> RuntimeConfigResponse = "RuntimeConfig";
             update_pod_sandbox_resources(UpdatePodSandboxResourcesRequest) -> UpdatePodSandboxResourcesResponse = "UpdatePodSandboxResources";
         }
         stream {
-            stream_pod_sandboxes(StreamPodSandboxesRequest) -> StreamPodSandboxesResponse as StreamPodSandboxesStream = "StreamPodSandboxes";
-            stream_containers(StreamContainersRequest) -> StreamContainersResponse as StreamContainersStream = "StreamContainers";
             stream_container_stats(StreamContainerStatsRequest) -> StreamContainerStatsResponse as StreamContainerStatsStream = "StreamContainerStats";
             stream_pod_sandbox_stats(StreamPodSandboxStatsRequest) -> StreamPodSandboxStatsResponse as StreamPodSandboxStatsStream = "StreamPodSandboxStats";
             get_container_events(GetEventsRequest) -> ContainerEventResponse as GetContainerEventsStream = "GetContainerEvents";
@@ -90,12 +290,20 @@ impl RuntimeService for Runtime {
     }
 }
 
-fn condition(name: &str, condition: &Condition) -> RuntimeCondition {
+const POD_ID: &str = "pod_sandbox_id";
+const CONTAINER_ID: &str = "container_id";
+
+fn condition(name: &str, condition: &Condition) -> v1::RuntimeCondition {
     let trouble = condition.trouble();
-    RuntimeCondition {
+    v1::RuntimeCondition {
         r#type: name.to_owned(),
         status: trouble.is_none(),
         reason: trouble.as_ref().map(|t| t.reason.to_owned()).unwrap_or_default(),
         message: trouble.map(|t| t.message).unwrap_or_default(),
     }
+}
+
+/// What verbose answers carry, under the key that crictl reads.
+fn info(details: &impl ToString) -> BTreeMap<String, String> {
+    BTreeMap::from([("info".to_owned(), details.to_string())])
 }
