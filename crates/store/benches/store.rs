@@ -14,6 +14,7 @@ use tokio::time::Instant;
 #[derive(Serialize, Deserialize)]
 struct Pod {
     id: u64,
+    change: u64,
     text: String,
 }
 
@@ -78,7 +79,7 @@ async fn run(case: &Case, span: Duration) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A thousand records per writer, over and over: the size of a busy node.
+/// A thousand records in all, over and over: the state of a busy node.
 async fn write(
     store: Store,
     pods: Table<Pod>,
@@ -95,7 +96,8 @@ async fn write(
             break;
         }
         let mut batch = store.batch();
-        batch.put(&pods, Pod { id: writer * 1_000 + i % 1_000, text: text.clone() });
+        // New content each time: SQLite does not write what is there already.
+        batch.put(&pods, Pod { id: (writer * 31 + i) % 1_000, change: i, text: text.clone() });
         if durable {
             batch.durable();
         }

@@ -108,6 +108,17 @@ impl Statements {
     }
 }
 
+// === impl Write ===
+
+impl Write {
+    /// About what it adds to the WAL: its own pages, and one of the tree above them.
+    pub(crate) fn wal_bytes(&self) -> u64 {
+        const PAGE: u64 = 4096;
+        let value = self.row.as_ref().map_or(0, |row| row.value.len() as u64);
+        (value.div_ceil(PAGE) + 1) * PAGE
+    }
+}
+
 // === impl Database ===
 
 impl Database {

@@ -49,7 +49,7 @@ impl Store {
         let Opened { db, disk, quarantined } = open::open(dir)?;
         let core = Arc::new(Core::new(dir.to_owned(), db, Syncer::new(pace)));
         *core.quarantined.lock() = quarantined;
-        core.syncer.wrote(Vec::new());
+        core.syncer.wrote(0, Vec::new());
         let (queue, jobs) = mpsc::channel(writer::QUEUE);
         let spawn_failed = |error| StoreError::io("start the threads of", dir)(error);
         let syncing = sync::spawn(&core, disk).map_err(spawn_failed)?;
@@ -100,7 +100,7 @@ impl Store {
             let db = db.as_mut().ok_or_else(|| core.why_gone())?;
             db.load::<T>(&mut judge)?
         };
-        core.syncer.wrote(Vec::new());
+        core.syncer.wrote(0, Vec::new());
         for bad in &moved {
             tracing::warn!(table = bad.table, key = bad.key, error = bad.error, "record set aside");
         }

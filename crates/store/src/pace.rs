@@ -63,12 +63,16 @@ impl Timeline {
         }
     }
 
-    /// True when the sleeper must be told: it may be waiting for nothing at all.
-    pub(crate) fn wrote(&mut self, now: Instant) -> bool {
+    /// `bytes` is a guess, put right by the next sync. True when the sleeper must be told:
+    /// it may be waiting for nothing at all, or for too long.
+    pub(crate) fn wrote(&mut self, now: Instant, bytes: u64) -> bool {
         self.last_write = Some(now);
         let first = self.dirty_since.is_none();
         self.dirty_since.get_or_insert(now);
-        first
+        let limit = self.pace.force_bytes.max(self.not_below);
+        let below = self.wal_bytes < limit;
+        self.wal_bytes += bytes;
+        first || (below && self.wal_bytes >= limit)
     }
 
     pub(crate) fn cramped(&mut self) {
@@ -140,7 +144,7 @@ mod tests {
         }
 
         fn wrote(&mut self, ms: u64) -> bool {
-            self.line.wrote(self.at(ms))
+            self.line.wrote(self.at(ms), 10_000)
         }
 
         fn synced(&mut self, wal_bytes: u64) {
@@ -200,6 +204,19 @@ mod tests {
         case.wrote(0);
         case.synced(40 * MIB);
         case.check(1, Due::Checkpoint);
+    }
+
+    #[test]
+    fn a_torrent_of_writes_is_not_left_to_the_clock() {
+        let mut case = Case::new();
+        let mut woken = Vec::new();
+        for mib in 0..40 {
+            if case.line.wrote(case.at(mib), MIB) {
+                woken.push(mib);
+            }
+        }
+        assert_eq!(woken, [0, 31]);
+        case.check(40, Due::Checkpoint);
     }
 
     #[test]

@@ -73,16 +73,16 @@ impl Syncer {
         Self { pending: Mutex::new(pending), wake: Condvar::new(), farewell: Mutex::new(Ok(())) }
     }
 
-    /// Waiters that nobody can answer any more are dropped, which tells them.
-    pub(crate) fn wrote(&self, waiters: Vec<Waiter>) {
+    /// `bytes` is about how much the WAL has grown. Waiters that nobody can answer any more are dropped, which tells them.
+    pub(crate) fn wrote(&self, bytes: u64, waiters: Vec<Waiter>) {
         let mut pending = self.pending.lock();
         if pending.ended {
             return;
         }
-        let first = pending.timeline.wrote(Instant::now());
+        let due = pending.timeline.wrote(Instant::now(), bytes);
         let urgent = !waiters.is_empty();
         pending.waiters.extend(waiters);
-        if first || urgent {
+        if due || urgent {
             self.wake.notify_one();
         }
     }
@@ -221,16 +221,22 @@ fn acknowledge(waiters: Vec<Waiter>) {
 /// incomplete by a pinned snapshot, and the complete one, with the write that follows it,
 /// is made here while the writer's connection is held.
 fn checkpoint(core: &Core, disk: &mut Disk) -> Result<bool, StoreError> {
-    match move_beside_writer(core, disk) {
-        // No room for the marker: then all of it is moved while the writer waits.
-        Err(error) if !error.leaves_state_intact() => return Err(error),
-        _ => {}
+    // The second time moves what was written during the first.
+    for _ in 0..2 {
+        match move_beside_writer(core, disk) {
+            // No room for the marker: then all of it is moved while the writer waits.
+            Err(error) if !error.leaves_state_intact() => return Err(error),
+            _ => {}
+        }
     }
+    let wal_bytes = disk.wal_bytes()?;
     let held = core.db.lock();
+    let since = Instant::now();
     let complete = disk.db.truncate()?;
     // Whether or not a reader was in the way: the next frame must not be the writer's.
     disk.db.mark()?;
     drop(held);
+    tracing::debug!(wal_bytes, complete, held = ?since.elapsed(), "log moved into the database");
     Ok(complete)
 }
 

@@ -106,7 +106,9 @@ fn write(core: &Core, group: &[Queued]) -> Result<(), StoreError> {
 
 fn publish(core: &Core, group: impl Iterator<Item = Queued>) {
     let mut waiters = Vec::new();
+    let mut bytes = 0;
     for Queued { ops, done, durable } in group {
+        bytes += ops.iter().map(|op| op.write.wal_bytes()).sum::<u64>();
         let seq = core.order.next(|seq| {
             for op in ops {
                 (op.publish)(seq);
@@ -117,7 +119,7 @@ fn publish(core: &Core, group: impl Iterator<Item = Queued>) {
             None => drop(done.send(Ok(seq))),
         }
     }
-    core.syncer.wrote(waiters);
+    core.syncer.wrote(bytes, waiters);
 }
 
 /// Spawned with the receiver, so that the queue closes when the thread ends.

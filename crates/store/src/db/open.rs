@@ -6,6 +6,7 @@ use std::{
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use rustix::fs::{Access, access};
@@ -51,6 +52,8 @@ pub(crate) fn open(dir: &Path) -> Result<Opened, StoreError> {
     }
     db.mark()?;
     let disk = Disk { db: Database::connect(Arc::clone(&db.hold))?, wal: open_wal(&db)? };
+    // It works while the writer stands still: a reader in its way is not waited for.
+    disk.db.conn.busy_timeout(Duration::ZERO).map_err(fault("open", db.path()))?;
     for conn in [&db.conn, &disk.db.conn] {
         keep_log(conn, true).map_err(fault("open", db.path()))?;
     }

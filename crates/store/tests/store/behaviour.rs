@@ -1,8 +1,8 @@
 use std::{fs, os::unix::fs::PermissionsExt, time::Duration};
 
-use store::{FeedEnd, Store, StoreError};
+use store::{FeedEnd, Pace, Store, StoreError};
 
-use crate::records::{Count, Pod, count, ids, open, pod};
+use crate::records::{Count, Pod, count, ids, open, pod, sqlite};
 
 #[tokio::test]
 async fn readers_find_by_key_range_and_prefix() {
@@ -242,4 +242,35 @@ async fn every_commit_that_meets_the_close_is_answered() {
         tasks.close();
         tokio::time::timeout(Duration::from_secs(20), tasks.wait()).await.expect("all answered");
     }
+}
+
+#[tokio::test]
+async fn a_reader_outside_delays_the_log_and_no_writer() {
+    let dir = tempfile::tempdir().unwrap();
+    let pace = Pace {
+        sync_after: Duration::from_millis(5),
+        checkpoint_bytes: 64 << 10,
+        quiet: Duration::from_millis(2),
+        force_bytes: 256 << 10,
+    };
+    let store = Store::open_with(dir.path(), pace).unwrap();
+    let pods = store.table::<Pod>().unwrap();
+    let log = dir.path().join("state.db-wal");
+    let write = async || {
+        for i in 0..300 {
+            // New content each time: SQLite does not write what is there already.
+            let put = pods.put(pod(i % 10, format!("{i:03000}")));
+            tokio::time::timeout(Duration::from_millis(500), put).await.unwrap().unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        fs::metadata(&log).unwrap().len()
+    };
+    let outside = sqlite(dir.path());
+    outside.execute_batch("BEGIN; SELECT count(*) FROM pods").unwrap();
+    let delayed = write().await;
+    assert!(delayed > 1 << 20, "{delayed}: the reader needs all of it");
+    outside.execute_batch("COMMIT").unwrap();
+    let caught_up = write().await;
+    assert!(caught_up < 512 << 10, "{caught_up}");
+    store.close().await.unwrap();
 }

@@ -49,8 +49,12 @@ pub(crate) fn on_small_disk(test: &str, dir: &Path, size: &str) -> Option<Output
     );
     let wrapper = ["unshare", "--mount", "--propagation", "private", "sh", "-c", &script, "sh"];
     let output = command(test, dir, &wrapper.map(OsStr::new)).output();
+    let refused = |output: &Output| {
+        output.status.code() == Some(77)
+            || String::from_utf8_lossy(&output.stderr).contains("unshare failed")
+    };
     match output {
-        Ok(output) if output.status.code() != Some(77) => Some(output),
+        Ok(output) if !refused(&output) => Some(output),
         other => {
             eprintln!("SKIPPED {test}: no private tmpfs here: {other:?}");
             None
