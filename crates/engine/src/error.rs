@@ -2,9 +2,12 @@
 
 use std::{fmt, io, path::PathBuf, sync::Arc, time::Duration};
 
-use base::{Id, Kind, LookupError};
+use base::{Id, Kind};
 use oci::OciError;
+use shim_client::ShimError;
 use store::StoreError;
+
+use crate::phase::Illegal;
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum EngineError {
@@ -23,6 +26,9 @@ pub enum EngineError {
     #[error("{what} {id} is {state}: cannot {action}")]
     State { what: &'static str, id: Id, state: String, action: &'static str },
 
+    #[error(transparent)]
+    Illegal(#[from] Illegal),
+
     #[error("no runtime for {0:?} is configured")]
     NoHandler(String),
 
@@ -38,8 +44,14 @@ pub enum EngineError {
     #[error("{doing} {}", path.display())]
     Io { doing: &'static str, path: PathBuf, source: Arc<io::Error> },
 
-    #[error("{0}")]
+    #[error("make the runtime spec")]
     Spec(#[source] Arc<OciError>),
+
+    #[error("shim")]
+    Shim(#[source] Arc<ShimError>),
+
+    #[error("kernel")]
+    Kernel(#[source] Arc<sys::Error>),
 
     #[error("state store")]
     Store(#[source] Arc<StoreError>),
@@ -59,12 +71,14 @@ impl EngineError {
             Self::NotFound { .. } | Self::Ambiguous { .. } => Kind::NotFound,
             Self::Invalid { .. } | Self::NoHandler(_) => Kind::Invalid,
             Self::NameTaken { .. } => Kind::AlreadyExists,
-            Self::State { .. } => Kind::FailedPrecondition,
+            Self::State { .. } | Self::Illegal(_) => Kind::FailedPrecondition,
             Self::Unimplemented(_) => Kind::Unimplemented,
             Self::Timeout { .. } => Kind::Deadline,
             Self::Step { source, .. } => source.kind(),
             Self::Io { source, .. } => Kind::from(source.as_ref()),
             Self::Spec(e) => e.kind(),
+            Self::Shim(e) => e.kind(),
+            Self::Kernel(e) => Kind::from(&io::Error::from(e.io_kind())),
             Self::Store(e) => e.kind(),
             Self::Failed { kind, .. } => *kind,
             Self::Closing => Kind::Unavailable,
@@ -92,13 +106,6 @@ impl EngineError {
     ) -> Self {
         Self::Failed { doing: doing.to_string(), why: base::Chain(cause).to_string(), kind }
     }
-
-    pub(crate) fn lookup(what: &'static str, id: &str, error: &LookupError) -> Self {
-        match error {
-            LookupError::Ambiguous(_) => Self::Ambiguous { what, id: id.to_owned() },
-            _ => Self::NotFound { what, id: id.to_owned() },
-        }
-    }
 }
 
 impl From<StoreError> for EngineError {
@@ -110,5 +117,17 @@ impl From<StoreError> for EngineError {
 impl From<OciError> for EngineError {
     fn from(error: OciError) -> Self {
         Self::Spec(Arc::new(error))
+    }
+}
+
+impl From<ShimError> for EngineError {
+    fn from(error: ShimError) -> Self {
+        Self::Shim(Arc::new(error))
+    }
+}
+
+impl From<sys::Error> for EngineError {
+    fn from(error: sys::Error) -> Self {
+        Self::Kernel(Arc::new(error))
     }
 }

@@ -41,10 +41,6 @@ impl Stages {
         }
     }
 
-    pub(crate) fn get(&self, id: Id) -> Option<Stage> {
-        self.0.lock().get(&id).copied()
-    }
-
     pub(crate) fn list(&self) -> Vec<Stage> {
         self.0.lock().values().copied().collect()
     }

@@ -310,6 +310,32 @@ impl Settings {
     }
 }
 
+impl Settings {
+    /// What the host is looked at for.
+    pub fn probe(&self) -> probe::Settings {
+        /// Less than this is gone after a few pulls.
+        const MIN_FREE_BYTES: u64 = 2 << 30;
+        /// For one program or trial container.
+        const LIMIT: std::time::Duration = std::time::Duration::from_secs(10);
+        probe::Settings {
+            root: self.root.clone(),
+            cni_conf_dir: self.cni_conf_dir.clone(),
+            cni_bin_dirs: self.cni_bin_dirs.clone(),
+            runtimes: match &self.handlers {
+                Handlers::Search => Vec::new(),
+                Handlers::Given { binaries, .. } => binaries.clone(),
+            },
+            driver: match self.cgroup_driver {
+                CgroupDriver::Auto => None,
+                CgroupDriver::Systemd => Some(probe::Driver::Systemd),
+                CgroupDriver::Cgroupfs => Some(probe::Driver::Cgroupfs),
+            },
+            min_free_bytes: MIN_FREE_BYTES,
+            limit: LIMIT,
+        }
+    }
+}
+
 /// Where unset paths go: beside the others when root or state were changed.
 struct Place<'a> {
     root: Option<&'a Path>,

@@ -9,15 +9,21 @@
 //! task, no open store. Containers are not touched by it.
 
 mod ground;
+mod handlers;
 mod metrics;
 mod parts;
 mod serve;
 mod socket;
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use anyhow::Context;
-use engine::Engine;
+use base::Id;
+use engine::{
+    Engine, EngineConfig, EngineError, Limits,
+    record::PinnedImage,
+    storage::{Boxed, NewRootfs, Storage},
+};
 use parts::Parts;
 use serve::Protocol;
 use store::Store;
@@ -32,10 +38,14 @@ use crate::config::{ConfigError, Settings};
 
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
+/// Longer lines of a container's log are cut into parts.
+const MAX_LOG_LINE: usize = 16384;
+
 #[derive(Debug)]
 pub struct Daemon {
     settings: Settings,
     parts: Parts,
+    engine: Arc<Engine>,
     store: Store,
     // Dropped in this order, after everything that uses them.
     sockets: Vec<SocketPath>,
@@ -72,11 +82,19 @@ impl Daemon {
             }
         };
         watch_store(&mut parts, &store);
-        slot.fill(Arc::new(Engine::new()));
-
-        let mut daemon = Self { settings, parts, store, sockets, ground };
-        daemon.ground.keep();
-        Ok(daemon)
+        match open_engine(&settings, &store).await {
+            Ok(engine) => {
+                slot.fill(Arc::clone(&engine));
+                let mut daemon = Self { settings, parts, engine, store, sockets, ground };
+                daemon.ground.keep();
+                Ok(daemon)
+            }
+            Err(error) => {
+                parts.close().await;
+                store.close().await?;
+                Err(error)
+            }
+        }
     }
 
     /// Serves until a signal ends it, or a critical part dies: then with that error.
@@ -111,9 +129,10 @@ impl Daemon {
 
     /// Ends everything in order; the errors are what could not be ended well.
     pub async fn close(self) -> Vec<anyhow::Error> {
-        let Self { parts, store, sockets, ground, .. } = self;
+        let Self { parts, engine, store, sockets, ground, .. } = self;
         let mut errors = parts.close().await;
         drop(sockets);
+        engine.close().await;
         if let Err(e) = store.close().await {
             errors.push(anyhow::Error::from(e).context("close the store"));
         }
@@ -141,6 +160,51 @@ impl Daemon {
             }
         }
         notify(&[sd_notify::NotifyState::Ready]);
+    }
+}
+
+/// Looks at the host and takes over what an earlier daemon left.
+async fn open_engine(settings: &Settings, store: &Store) -> anyhow::Result<Arc<Engine>> {
+    let looked = settings.clone();
+    let config = tokio::task::spawn_blocking(move || engine_config(&looked)).await??;
+    Ok(Arc::new(Engine::open(config, store.clone(), Arc::new(NoImages)).await?))
+}
+
+fn engine_config(settings: &Settings) -> anyhow::Result<EngineConfig> {
+    let cgroup_driver = handlers::cgroup_driver(settings);
+    Ok(EngineConfig {
+        state: settings.state.clone(),
+        shim_binary: shim_binary()?,
+        handlers: handlers::find(settings, cgroup_driver),
+        host: engine::host::look()?,
+        policy: oci::Policy::default(),
+        cgroup_driver,
+        limits: Limits::default(),
+        max_log_line: MAX_LOG_LINE,
+    })
+}
+
+/// Beside this program, where the package puts it.
+fn shim_binary() -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe().context("find this program")?;
+    Ok(own.with_file_name("longshore-shim"))
+}
+
+/// Until there are images.
+#[derive(Debug)]
+struct NoImages;
+
+impl Storage for NoImages {
+    fn image(&self, _: &str) -> engine::Result<PinnedImage> {
+        Err(EngineError::Unimplemented("images"))
+    }
+
+    fn mount(&self, _: NewRootfs) -> Boxed<'_, engine::Result<()>> {
+        Box::pin(std::future::ready(Err(EngineError::Unimplemented("images"))))
+    }
+
+    fn release(&self, _: Id, _: PathBuf) -> Boxed<'_, engine::Result<()>> {
+        Box::pin(std::future::ready(Ok(())))
     }
 }
 

@@ -1,0 +1,55 @@
+//! What the engine is told at its start.
+
+use std::{path::PathBuf, time::Duration};
+
+use oci::{CgroupDriver, HandlerFacts, HostFacts, Policy};
+
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// State of the running system, on tmpfs.
+    pub state: PathBuf,
+    pub shim_binary: PathBuf,
+    /// The default first.
+    pub handlers: Vec<Handler>,
+    pub host: HostFacts,
+    pub policy: Policy,
+    pub cgroup_driver: CgroupDriver,
+    pub limits: Limits,
+    /// Longer lines of a log are cut into parts.
+    pub max_log_line: usize,
+}
+
+/// A configured OCI runtime.
+#[derive(Clone, Debug)]
+pub struct Handler {
+    pub name: String,
+    pub binary: PathBuf,
+    pub snapshotter: Option<String>,
+    pub facts: HandlerFacts,
+}
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub start_shim: Duration,
+    /// For containers of a pod that is stopped to end after SIGKILL.
+    pub kill: Duration,
+    /// How long a finished create waits for somebody to take its answer.
+    pub undelivered: Duration,
+    /// The output of a command that ended, held open by children it left.
+    pub drain: Duration,
+    /// Recovery of one pod.
+    pub recover: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            start_shim: Duration::from_secs(30),
+            kill: Duration::from_secs(60),
+            undelivered: Duration::from_secs(300),
+            drain: Duration::from_secs(5),
+            recover: Duration::from_secs(10),
+        }
+    }
+}

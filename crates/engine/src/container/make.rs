@@ -1,0 +1,198 @@
+//! From a request to a bundle that can be started.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use base::Id;
+use oci::{IdMappings, NamespacePaths, PodFacts, PodFiles, UserNamespace};
+
+use super::facts::{self, Known};
+use crate::{
+    error::Result,
+    files::{blocking, make_dir, remove_dir, write},
+    phase::ContainerEvent,
+    record::{ContainerRecord, Made, PodRecord},
+    request::{PodNamespace, PodPid},
+    shared::Shared,
+    stages::Stages,
+    steps::Plan,
+    storage::NewRootfs,
+};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Step {
+    Directory,
+    Rootfs,
+    Spec,
+}
+
+/// Works on a record that nobody else writes while it is being made.
+#[derive(Debug)]
+pub(crate) struct MakeContainer {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) pod: Arc<PodRecord>,
+    pub(crate) container: ContainerRecord,
+}
+
+impl Plan for MakeContainer {
+    type Step = Step;
+
+    const OPERATION: &'static str = "create-container";
+    const STEPS: &'static [Step] = &[Step::Directory, Step::Rootfs, Step::Spec];
+
+    fn name(step: Step) -> &'static str {
+        match step {
+            Step::Directory => "directory",
+            Step::Rootfs => "rootfs",
+            Step::Spec => "spec",
+        }
+    }
+
+    fn id(&self) -> Id {
+        self.container.id
+    }
+
+    fn stages(&self) -> &Stages {
+        &self.shared.stages
+    }
+
+    async fn intend(&mut self, step: Step) -> Result<()> {
+        let begun = ContainerEvent::Begun { step: Self::name(step) };
+        self.container.phase = self.container.phase.on(&begun)?;
+        self.shared.containers.put(self.container.clone()).await?;
+        Ok(())
+    }
+
+    async fn act(&mut self, step: Step) -> Result<()> {
+        match step {
+            Step::Directory => {
+                let rootfs = self.shared.layout.rootfs(&self.pod.id, &self.container.id);
+                let log = self.container.log_path.clone();
+                blocking(move || {
+                    make_dir(&rootfs, 0o711)?;
+                    log.as_deref()
+                        .and_then(|path| path.parent())
+                        .map_or(Ok(()), |dir| make_dir(dir, 0o755))
+                })
+                .await
+            }
+            Step::Rootfs => self.shared.storage.mount(self.rootfs()?).await,
+            Step::Spec => {
+                let this =
+                    (Arc::clone(&self.shared), Arc::clone(&self.pod), self.container.clone());
+                self.container.made =
+                    blocking(move || make_spec(&this.0, &this.1, &this.2)).await?;
+                Ok(())
+            }
+        }
+    }
+
+    async fn undo(&mut self, step: Step) -> Result<()> {
+        match step {
+            Step::Directory => {
+                let bundle = self.shared.layout.bundle(&self.pod.id, &self.container.id);
+                blocking(move || remove_dir(&bundle)).await
+            }
+            Step::Rootfs => {
+                let target = self.shared.layout.rootfs(&self.pod.id, &self.container.id);
+                self.shared.storage.release(self.container.id, target).await
+            }
+            // It lies in the directory.
+            Step::Spec => Ok(()),
+        }
+    }
+}
+
+impl MakeContainer {
+    fn rootfs(&self) -> Result<NewRootfs> {
+        Ok(NewRootfs {
+            container: self.container.id,
+            chain: self.container.image.chain.clone(),
+            snapshotter: self.shared.handler(&self.pod.handler)?.snapshotter.clone(),
+            target: self.shared.layout.rootfs(&self.pod.id, &self.container.id),
+            mapping: mapping(&self.pod),
+        })
+    }
+}
+
+/// Writes config.json and says what came of it. Blocking.
+fn make_spec(shared: &Shared, pod: &PodRecord, container: &ContainerRecord) -> Result<Made> {
+    let handler = shared.handler(&pod.handler)?;
+    let request = &container.request.container;
+    let cdi = oci::cdi::Registry::default();
+    let rootfs = shared.layout.rootfs(&pod.id, &container.id);
+    let known = Known {
+        id: container.id,
+        rootfs: "rootfs".into(),
+        request,
+        pids: &pids(shared, pod.id),
+        device_paths: oci::device_paths(request, &cdi)?.into_iter().collect(),
+    };
+    let built = oci::build(&oci::Inputs {
+        request,
+        container: &facts::gather(&known)?,
+        pod: &pod_facts(shared, pod),
+        image: &container.image.facts,
+        accounts: &facts::accounts(&rootfs)?,
+        host: &shared.config.host,
+        handler: &handler.facts,
+        policy: &shared.config.policy,
+        cdi: &cdi,
+    })?;
+    let json = serde_json::to_vec(&built.spec).expect("a spec is JSON");
+    write(&shared.layout.spec(&pod.id, &container.id), &json, 0o600)?;
+    let cgroup = built.spec.linux().as_ref().and_then(|linux| linux.cgroups_path().clone());
+    Ok(Made {
+        uid: built.user.uid,
+        gid: built.user.gid,
+        groups: built.user.groups.clone(),
+        stop_signal: built.stop_signal.to_string(),
+        resources: oci::resources_of(&built.spec),
+        cgroup_path: cgroup.unwrap_or_default().to_string_lossy().into_owned(),
+    })
+}
+
+fn pids(shared: &Shared, pod: Id) -> BTreeMap<Id, u32> {
+    let containers = shared.containers_of(pod);
+    containers.iter().filter_map(|c| Some((c.id, c.phase.pid()?))).collect()
+}
+
+pub(crate) fn mapping(pod: &PodRecord) -> Option<IdMappings> {
+    match &pod.request.user {
+        Some(UserNamespace::Pod(maps)) => Some(maps.clone()),
+        _ => None,
+    }
+}
+
+fn pod_facts(shared: &Shared, pod: &PodRecord) -> PodFacts {
+    let (layout, request) = (&shared.layout, &pod.request);
+    let pinned = |kind: &str, own: bool| own.then(|| layout.namespace(&pod.id, kind));
+    let (own_network, own_ipc) =
+        (request.network == PodNamespace::Pod, request.ipc == PodNamespace::Pod);
+    let files = layout.files(&pod.id);
+    let host_shm = || std::path::PathBuf::from("/dev/shm");
+    PodFacts {
+        id: pod.id,
+        name: request.name.name.clone(),
+        namespace: request.name.namespace.clone(),
+        uid: request.name.uid.clone(),
+        hostname: if own_network { request.hostname.clone() } else { String::new() },
+        annotations: request.annotations.clone(),
+        privileged: request.privileged,
+        namespaces: NamespacePaths {
+            network: pinned("net", own_network),
+            ipc: pinned("ipc", own_ipc),
+            uts: pinned("uts", own_network),
+            pid: pod.pid1.map(|pid| format!("/proc/{pid}/ns/pid").into()),
+            host_pid: request.pid == PodPid::Node,
+            user: pinned("user", mapping(pod).is_some()),
+        },
+        mapping: mapping(pod),
+        files: PodFiles {
+            hosts: Some(files.join("hosts")),
+            hostname: Some(files.join("hostname")),
+            resolv_conf: Some(files.join("resolv.conf")),
+            shm: Some(if own_ipc { layout.shm(&pod.id) } else { host_shm() }),
+        },
+        cgroup_parent: request.cgroup_parent.clone(),
+    }
+}

@@ -1,0 +1,34 @@
+//! Forgetting a container that does not run.
+
+use std::sync::Arc;
+
+use crate::{
+    error::Result,
+    files::{blocking, remove_dir},
+    record::ContainerRecord,
+    shared::Shared,
+};
+
+/// Gives back what it holds; its record stays. Idempotent.
+pub(crate) async fn release(shared: &Shared, container: &ContainerRecord) -> Result<()> {
+    let (pod, id) = (container.pod, container.id);
+    if let Some(shim) = shared.live.shim(pod) {
+        // Only a task that its exit handling could not delete is still known there.
+        match shim.delete(id.as_str()).await {
+            Ok(_) | Err(shim_client::ShimError::NotFound { .. }) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    shared.storage.release(id, shared.layout.rootfs(&pod, &id)).await?;
+    let bundle = shared.layout.bundle(&pod, &id);
+    blocking(move || remove_dir(&bundle)).await
+}
+
+/// The log file stays: it is the client's. Idempotent.
+pub(crate) async fn remove(shared: Arc<Shared>, container: Arc<ContainerRecord>) -> Result<()> {
+    let _stage = shared.stages.enter(container.id, "remove-container");
+    release(&shared, &container).await?;
+    shared.containers.delete(&container.id).await?;
+    shared.container_names.release(&container.name, container.id);
+    Ok(())
+}

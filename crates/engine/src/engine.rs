@@ -1,0 +1,326 @@
+//! The calls of the front ends: reads answered here, changes handed to the owner.
+
+use std::{sync::Arc, time::Duration};
+
+use base::Id;
+use jiff::Timestamp;
+use oci::{ExecRequest, Resources};
+use store::Store;
+use tokio::sync::{oneshot, watch};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    config::EngineConfig,
+    error::{EngineError, Result},
+    exec,
+    health::Health,
+    layout::Layout,
+    names::{Claim, Names, Outcome},
+    owner::{Ask, Begin, Message, Owner, Reply, StopWith},
+    phase::PodPhase,
+    record::{ContainerRecord, PodRecord},
+    recover,
+    request::{NewContainer, PodRequest},
+    shared::{Live, Shared},
+    stages::{Stage, Stages},
+    storage::Storage,
+    view::{ContainerFilter, ExecOutput, PodFilter, PodView},
+};
+
+/// The engine that both front ends call. Ids may be given as unique prefixes.
+#[derive(Debug)]
+pub struct Engine {
+    shared: Arc<Shared>,
+    health: Health,
+}
+
+impl Engine {
+    /// Takes over what is on record. Returns when every pod was looked at.
+    pub async fn open(
+        config: EngineConfig,
+        store: Store,
+        storage: Arc<dyn Storage>,
+    ) -> Result<Self> {
+        let health = Health::default();
+        health.network.fail("NetworkPluginNotReady", "no CNI configuration is loaded");
+        if config.handlers.is_empty() {
+            health.runtime.fail("NoRuntime", "no OCI runtime works here: see `longshore check`");
+        }
+        let shared = Arc::new(Shared {
+            layout: Layout::new(&config.state),
+            pods: store.table()?,
+            containers: store.table()?,
+            store,
+            storage,
+            config,
+            pod_names: Names::default(),
+            container_names: Names::default(),
+            stages: Stages::default(),
+            live: Live::default(),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        });
+        recover::recover(&shared).await;
+        Ok(Self { shared, health })
+    }
+
+    /// Returns when no task of the engine is left. Containers run on.
+    pub async fn close(&self) {
+        self.shared.stop.cancel();
+        self.shared.tasks.close();
+        self.shared.tasks.wait().await;
+    }
+
+    pub fn health(&self) -> &Health {
+        &self.health
+    }
+
+    /// What is in flight now.
+    pub fn stages(&self) -> Vec<Stage> {
+        self.shared.stages.list()
+    }
+
+    /// Who owns the cgroups of all pods.
+    pub fn cgroup_driver(&self) -> oci::CgroupDriver {
+        self.shared.config.cgroup_driver
+    }
+
+    // === pods ===
+
+    /// Makes a pod that is ready when this returns. A request with the name of one in
+    /// flight waits for that one. Cancel safe: the work goes on.
+    pub async fn run_pod(&self, request: PodRequest) -> Result<Id> {
+        let handler = self.shared.handler(&request.handler)?.name.clone();
+        let (name, new) = (request.name.to_string(), Id::random());
+        let id = match self.shared.pod_names.claim(&name, new) {
+            Claim::New(tell) => {
+                let outcome = tell.subscribe();
+                let pod = new_pod(new, handler, request);
+                Owner::spawn(&self.shared, Arc::new(pod), Begin::Make { tell });
+                made(new, outcome).await?
+            }
+            Claim::Join(id, outcome) => made(id, outcome).await?,
+            Claim::Undelivered(id) => id,
+            Claim::Taken(id) => return Err(EngineError::NameTaken { name, id }),
+        };
+        self.ask(id, |reply| Ask::Deliver { container: None, reply }).await?;
+        Ok(id)
+    }
+
+    /// Kills its containers and releases what it holds; of a stopped one, nothing.
+    /// Cancel safe.
+    pub async fn stop_pod(&self, id: &str) -> Result<()> {
+        let pod = self.shared.find_pod(id)?;
+        self.ask(pod.id, |reply| Ask::StopPod { reply }).await
+    }
+
+    /// Stops it and forgets it with its containers. Cancel safe.
+    pub async fn remove_pod(&self, id: &str) -> Result<()> {
+        let pod = self.shared.find_pod(id)?;
+        self.ask(pod.id, |reply| Ask::RemovePod { reply }).await
+    }
+
+    pub fn pod(&self, id: &str) -> Result<PodView> {
+        let pod = self.shared.find_pod(id)?;
+        let mut containers = self.shared.containers_of(pod.id);
+        containers.retain(|container| container.is_visible());
+        Ok(PodView { pod, containers, at: Timestamp::now() })
+    }
+
+    pub fn pods(&self, filter: &PodFilter) -> Vec<Arc<PodRecord>> {
+        let mut pods = self.shared.pods.list();
+        pods.retain(|pod| pod.is_visible() && filter.matches(pod));
+        pods
+    }
+
+    /// For people who debug: what the pod is made of, as JSON.
+    pub async fn pod_details(&self, id: &str) -> Result<serde_json::Value> {
+        let pod = self.shared.find_pod(id)?;
+        let shim = self.shared.live.shim(pod.id);
+        Ok(serde_json::json!({
+            "pid": shim.as_ref().map(|shim| shim.info().pid),
+            "processStatus": if shim.is_some() { "running" } else { "deleted" },
+            "runtimeHandler": pod.handler,
+            "directory": self.shared.layout.pod(&pod.id),
+            "overhead": pod.overhead,
+            "resources": pod.resources,
+            "config": pod.request,
+        }))
+    }
+
+    // === containers ===
+
+    /// Cancel safe: the work goes on, and a retry joins it.
+    pub async fn create_container(&self, pod: &str, request: NewContainer) -> Result<Id> {
+        let pod = self.shared.find_pod(pod)?;
+        let (name, new) = (request.full_name(&pod.request.name), Id::random());
+        let id = match self.shared.container_names.claim(&name, new) {
+            Claim::New(tell) => {
+                let outcome = tell.subscribe();
+                let request = Box::new(request);
+                let ask = Ask::Create { id: new, name: name.clone(), request, tell };
+                if let Err(error) = self.send(pod.id, ask).await {
+                    self.shared.container_names.release(&name, new);
+                    return Err(error);
+                }
+                made(new, outcome).await?
+            }
+            Claim::Join(id, outcome) => made(id, outcome).await?,
+            Claim::Undelivered(id) => id,
+            Claim::Taken(id) => return Err(EngineError::NameTaken { name, id }),
+        };
+        self.ask(pod.id, |reply| Ask::Deliver { container: Some(id), reply }).await?;
+        Ok(id)
+    }
+
+    /// Cancel safe.
+    pub async fn start_container(&self, id: &str) -> Result<()> {
+        let container = self.shared.find_container(id)?;
+        let id = container.id;
+        self.ask(container.pod, |reply| Ask::Start { id, reply }).await
+    }
+
+    /// The stop signal, then SIGKILL after `grace`. Returns when the exit is on record.
+    /// Cancel safe: a caller that gives up within the grace causes no SIGKILL.
+    pub async fn stop_container(&self, id: &str, grace: Duration) -> Result<()> {
+        let container = self.shared.find_container(id)?;
+        if !grace.is_zero() {
+            let Some(mut exited) = self.signal(&container, StopWith::Politeness).await? else {
+                return Ok(());
+            };
+            let ended = tokio::time::timeout(grace, exited.wait_for(|ended| *ended)).await;
+            if matches!(ended, Ok(Ok(_))) {
+                return Ok(());
+            }
+        }
+        self.kill(&container).await
+    }
+
+    /// Kills it if it runs, and forgets it. Its log file stays. Cancel safe.
+    pub async fn remove_container(&self, id: &str) -> Result<()> {
+        let container = self.shared.find_container(id)?;
+        self.kill(&container).await?;
+        let id = container.id;
+        self.ask(container.pod, |reply| Ask::Remove { id, reply }).await
+    }
+
+    async fn kill(&self, container: &ContainerRecord) -> Result<()> {
+        if let Some(mut exited) = self.signal(container, StopWith::Kill).await? {
+            exited.wait_for(|ended| *ended).await.map_err(|_| EngineError::Closing)?;
+        }
+        Ok(())
+    }
+
+    async fn signal(
+        &self,
+        container: &ContainerRecord,
+        with: StopWith,
+    ) -> Result<Option<watch::Receiver<bool>>> {
+        let id = container.id;
+        self.ask(container.pod, |reply| Ask::Signal { id, with, reply }).await
+    }
+
+    pub fn container(&self, id: &str) -> Result<Arc<ContainerRecord>> {
+        self.shared.find_container(id)
+    }
+
+    pub fn containers(&self, filter: &ContainerFilter) -> Vec<Arc<ContainerRecord>> {
+        let mut containers = self.shared.containers.list();
+        containers.retain(|container| container.is_visible() && filter.matches(container));
+        containers
+    }
+
+    /// For people who debug: the runtime spec and the rest, as JSON. Reads files.
+    pub async fn container_details(&self, id: &str) -> Result<serde_json::Value> {
+        let container = self.shared.find_container(id)?;
+        let path = self.shared.layout.spec(&container.pod, &container.id);
+        let spec = tokio::fs::read(&path).await.map_err(EngineError::io("read", &path))?;
+        let spec: serde_json::Value = serde_json::from_slice(&spec).map_err(|e| {
+            EngineError::failed(format!("parse {}", path.display()), base::Kind::Internal, &e)
+        })?;
+        Ok(serde_json::json!({
+            "sandboxID": container.pod,
+            "pid": container.phase.pid().unwrap_or(0),
+            "snapshotKey": container.id,
+            "config": container.request,
+            "runtimeSpec": spec,
+        }))
+    }
+
+    /// What is absent stays as it is. Cancel safe.
+    pub async fn update_container(&self, id: &str, resources: Resources) -> Result<()> {
+        let container = self.shared.find_container(id)?;
+        let (id, resources) = (container.id, Box::new(resources));
+        self.ask(container.pod, |reply| Ask::Update { id, resources, reply }).await
+    }
+
+    /// Cancel safe.
+    pub async fn reopen_log(&self, id: &str) -> Result<()> {
+        let container = self.shared.find_container(id)?;
+        if container.phase.pid().is_none() {
+            let (what, id, action) = ("container", container.id, "reopen its log");
+            let state = container.phase.to_string();
+            return Err(EngineError::State { what, id, state, action });
+        }
+        let shim = self.shared.shim(container.pod)?;
+        Ok(shim.reopen_log(container.id.as_str()).await?)
+    }
+
+    /// Runs a command to its end; each stream is cut at 16 MiB. Past `limit` it is killed
+    /// and the error is of kind `Deadline`. A caller that goes away kills it too.
+    pub async fn exec_sync(
+        &self,
+        id: &str,
+        request: ExecRequest,
+        limit: Option<Duration>,
+    ) -> Result<ExecOutput> {
+        let container = self.shared.find_container(id)?;
+        exec::run_to_end(&self.shared, container, request, limit).await
+    }
+
+    // === owners ===
+
+    async fn send(&self, pod: Id, ask: Ask) -> Result<()> {
+        let owner = self.shared.owner(pod).map_err(|_| self.gone(pod))?;
+        owner.send(Message::Ask(ask)).await.map_err(|_| self.gone(pod))
+    }
+
+    async fn ask<T>(&self, pod: Id, ask: impl FnOnce(Reply<T>) -> Ask) -> Result<T> {
+        let (reply, answer) = oneshot::channel();
+        self.send(pod, ask(reply)).await?;
+        answer.await.map_err(|_| self.gone(pod))?
+    }
+
+    /// Who asks for a stop takes "not found" for done: at our own end that would be a lie.
+    fn gone(&self, pod: Id) -> EngineError {
+        if self.shared.stop.is_cancelled() {
+            EngineError::Closing
+        } else {
+            EngineError::NotFound { what: "pod", id: pod.to_string() }
+        }
+    }
+}
+
+/// Waits for the outcome that all who asked for this name wait for.
+async fn made(id: Id, mut outcome: watch::Receiver<Outcome>) -> Result<Id> {
+    let told = outcome.wait_for(Option::is_some).await;
+    match told.as_deref() {
+        Ok(Some(Ok(()))) => Ok(id),
+        Ok(Some(Err(error))) => Err(error.clone()),
+        _ => Err(EngineError::Closing),
+    }
+}
+
+fn new_pod(id: Id, handler: String, request: PodRequest) -> PodRecord {
+    PodRecord {
+        id,
+        handler,
+        phase: PodPhase::Making { step: String::new() },
+        created_at: Timestamp::now(),
+        delivered: false,
+        pid1: None,
+        overhead: request.overhead.clone(),
+        resources: request.resources.clone(),
+        request,
+    }
+}

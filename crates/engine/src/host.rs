@@ -1,0 +1,65 @@
+//! What is so on this host, looked up once.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use oci::{Arch, CgroupFacts, CgroupVersion, HostFacts, Kernel};
+use sys::{
+    cgroup::{Layout, LayoutMode},
+    process::Capabilities,
+};
+
+use crate::error::{EngineError, Result};
+
+const CONTROLLERS: [&str; 8] =
+    ["cpu", "cpuset", "memory", "hugetlb", "pids", "devices", "blkio", "io"];
+
+/// Blocking.
+pub fn look() -> Result<HostFacts> {
+    let uname = rustix::system::uname();
+    let machine = uname.machine().to_string_lossy().into_owned();
+    let unknown = |what: &str, value: &str| EngineError::Failed {
+        doing: format!("know this host's {what}"),
+        why: format!("{value:?} is unknown"),
+        kind: base::Kind::Unimplemented,
+    };
+    let release = uname.release().to_string_lossy().into_owned();
+    let capabilities = Capabilities::own()?;
+    let own_score = sys::process::oom_score_adj(std::process::id())?;
+    let may_lower = capabilities.effective.has("CAP_SYS_RESOURCE");
+    Ok(HostFacts {
+        hostname: uname.nodename().to_string_lossy().into_owned(),
+        capabilities: capabilities.bounding.names().map(str::to_owned).collect(),
+        oom_score_floor: (!may_lower).then_some(own_score),
+        cgroup: cgroup()?,
+        arch: Arch::of_machine(&machine).ok_or_else(|| unknown("machine", &machine))?,
+        kernel: Kernel::of_release(&release).ok_or_else(|| unknown("kernel", &release))?,
+        seccomp: Path::new("/proc/sys/kernel/seccomp").exists(),
+        apparmor: fs::read_to_string("/sys/module/apparmor/parameters/enabled")
+            .is_ok_and(|text| text.trim() == "Y"),
+        selinux: Path::new("/sys/fs/selinux/enforce").exists(),
+        block_io_classes: Default::default(),
+        rdt_classes: None,
+    })
+}
+
+fn cgroup() -> Result<CgroupFacts> {
+    let layout = Layout::detect()?;
+    let controllers: BTreeSet<String> = CONTROLLERS
+        .into_iter()
+        .filter(|name| layout.version_of(name).is_some())
+        .map(str::to_owned)
+        .collect();
+    let unified = layout.mode == LayoutMode::V2;
+    let version = if unified { CgroupVersion::V2 } else { CgroupVersion::V1 };
+    let swap = if unified {
+        // Only non-root groups have the file; ours is as good as any.
+        fs::read_dir("/sys/fs/cgroup")
+            .into_iter()
+            .flatten()
+            .flatten()
+            .any(|entry| entry.path().join("memory.swap.max").exists())
+    } else {
+        Path::new("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists()
+    };
+    Ok(CgroupFacts { version, controllers, swap, mount_options: Vec::new() })
+}

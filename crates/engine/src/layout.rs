@@ -1,0 +1,66 @@
+//! Where everything of a pod lies.
+//!
+//! ```text
+//! STATE/pods/POD/          the shim's own files, and
+//!                ns/       pinned namespaces
+//!                files/    hosts, hostname, resolv.conf
+//!                shm/      a tmpfs
+//!                exec/     pipes of commands
+//!                c/CONTAINER/  a bundle: config.json, rootfs/
+//! STATE/oci/HANDLER/       the OCI runtime's own state
+//! ```
+
+use std::path::{Path, PathBuf};
+
+use base::Id;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    state: PathBuf,
+}
+
+impl Layout {
+    pub(crate) fn new(state: &Path) -> Self {
+        Self { state: state.to_owned() }
+    }
+
+    pub(crate) fn pods(&self) -> PathBuf {
+        self.state.join("pods")
+    }
+
+    pub(crate) fn pod(&self, pod: &Id) -> PathBuf {
+        self.pods().join(pod)
+    }
+
+    pub(crate) fn namespace(&self, pod: &Id, kind: &str) -> PathBuf {
+        self.pod(pod).join("ns").join(kind)
+    }
+
+    pub(crate) fn files(&self, pod: &Id) -> PathBuf {
+        self.pod(pod).join("files")
+    }
+
+    pub(crate) fn shm(&self, pod: &Id) -> PathBuf {
+        self.pod(pod).join("shm")
+    }
+
+    pub(crate) fn exec(&self, pod: &Id) -> PathBuf {
+        self.pod(pod).join("exec")
+    }
+
+    pub(crate) fn bundle(&self, pod: &Id, container: &Id) -> PathBuf {
+        self.pod(pod).join("c").join(container)
+    }
+
+    pub(crate) fn spec(&self, pod: &Id, container: &Id) -> PathBuf {
+        self.bundle(pod, container).join("config.json")
+    }
+
+    pub(crate) fn rootfs(&self, pod: &Id, container: &Id) -> PathBuf {
+        self.bundle(pod, container).join("rootfs")
+    }
+
+    pub(crate) fn runtime_root(&self, handler: &str) -> PathBuf {
+        self.state.join("oci").join(handler)
+    }
+}

@@ -1,0 +1,337 @@
+//! The one task that moves a pod and its containers.
+//!
+//! ```text
+//!   Engine ──Ask──┐                  ┌──> child task: steps, shim calls, waits
+//!                 ├──> mailbox ──> Owner          │
+//!   children ─News┘        └── records, replies <─┘
+//! ```
+//!
+//! The owner awaits its mailbox and the journal. Everything slower runs in a child that
+//! reports back as [`News`], so that it takes a stop while a start hangs. Per container one
+//! piece of exclusive work (start, update, remove) runs at a time; what comes meanwhile
+//! waits in that container's queue, and nowhere else.
+
+mod asks;
+mod news;
+mod slot;
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use base::Id;
+use futures_util::FutureExt;
+use oci::Resources;
+use shim_client::{Buried, Exit, Shim, ShimError};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use self::slot::Slot;
+use crate::{
+    container::Started,
+    controller::{Controller, Own},
+    error::{EngineError, Result},
+    names::Outcome,
+    phase::{ContainerEvent, PodEvent},
+    record::{ContainerRecord, PodRecord},
+    request::NewContainer,
+    shared::Shared,
+    steps::Failure,
+};
+
+/// Requests that may wait before those who ask do.
+const MAILBOX: usize = 64;
+
+/// Retries of work that must succeed in the end: 1 s, twice as long each time, to 5 min.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LAST_RETRY: Duration = Duration::from_secs(300);
+
+pub(crate) type Mailbox = mpsc::Sender<Message>;
+pub(crate) type Reply<T> = oneshot::Sender<Result<T>>;
+
+#[derive(Debug)]
+pub(crate) enum Message {
+    Ask(Ask),
+    News(News),
+}
+
+/// From callers.
+#[derive(Debug)]
+pub(crate) enum Ask {
+    Create {
+        id: Id,
+        name: String,
+        request: Box<NewContainer>,
+        tell: watch::Sender<Outcome>,
+    },
+    Start {
+        id: Id,
+        reply: Reply<()>,
+    },
+    /// Replies with the news of its exit, or `None` if it does not run.
+    Signal {
+        id: Id,
+        with: StopWith,
+        reply: Reply<Option<watch::Receiver<bool>>>,
+    },
+    Update {
+        id: Id,
+        resources: Box<Resources>,
+        reply: Reply<()>,
+    },
+    Remove {
+        id: Id,
+        reply: Reply<()>,
+    },
+    /// Somebody has the id of the container, or of the pod itself.
+    Deliver {
+        container: Option<Id>,
+        reply: Reply<()>,
+    },
+    StopPod {
+        reply: Reply<()>,
+    },
+    RemovePod {
+        reply: Reply<()>,
+    },
+}
+
+/// How a container is told to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StopWith {
+    /// Its stop signal; sent once in its life.
+    Politeness,
+    Kill,
+}
+
+/// From children.
+#[derive(Debug)]
+pub(crate) enum News {
+    PodMade {
+        made: Result<(PodRecord, Arc<Shim>), Failure>,
+    },
+    ContainerMade {
+        id: Id,
+        made: Result<ContainerRecord, Failure>,
+    },
+    Started {
+        id: Id,
+        started: Result<Started>,
+    },
+    Exited {
+        id: Id,
+        exit: Exit,
+    },
+    /// Its shim does not know it any more.
+    Vanished {
+        id: Id,
+    },
+    Updated {
+        id: Id,
+        updated: Result<Box<Resources>>,
+    },
+    Removed {
+        id: Id,
+        removed: Result<()>,
+    },
+    ShimDied,
+    Buried {
+        buried: Result<Vec<Buried>>,
+    },
+    PodStopped {
+        stopped: Result<()>,
+    },
+    PodRemoved {
+        removed: Result<()>,
+    },
+    /// Nobody took the answer of a create for too long.
+    Expired {
+        container: Option<Id>,
+    },
+}
+
+/// What a pod's owner knows beyond the records.
+pub(crate) struct Owner {
+    shared: Arc<Shared>,
+    pod: Arc<PodRecord>,
+    slots: BTreeMap<Id, Slot>,
+    /// To tell those who wait for the pod to be made.
+    tell: Option<watch::Sender<Outcome>>,
+    me: mpsc::WeakSender<Message>,
+    ending: Ending,
+    burial_retry: Duration,
+    over: bool,
+}
+
+/// A stop or removal of the whole pod, and who waits for it.
+#[derive(Debug, Default)]
+struct Ending {
+    stop: Vec<Reply<()>>,
+    remove: Vec<Reply<()>>,
+    /// The child at it.
+    running: bool,
+}
+
+/// What the owner of a pod begins with.
+pub(crate) enum Begin {
+    Make {
+        tell: watch::Sender<Outcome>,
+    },
+    /// Found at start, in whatever phase.
+    Recovered {
+        shim: Option<Arc<Shim>>,
+    },
+}
+
+impl Owner {
+    /// Starts the owner of `pod`; its mailbox is among the live ones from now on.
+    pub(crate) fn spawn(shared: &Arc<Shared>, pod: Arc<PodRecord>, begin: Begin) {
+        let (me, mut inbox) = mpsc::channel(MAILBOX);
+        let id = pod.id;
+        let mut owner = Self {
+            shared: Arc::clone(shared),
+            pod,
+            slots: BTreeMap::new(),
+            tell: None,
+            me: me.downgrade(),
+            ending: Ending::default(),
+            burial_retry: FIRST_RETRY,
+            over: false,
+        };
+        shared.live.add(id, me);
+        let stop = shared.stop.clone();
+        shared.tasks.spawn(async move {
+            owner.begin(begin);
+            while !owner.over {
+                tokio::select! {
+                    biased;
+                    () = stop.cancelled() => break,
+                    message = inbox.recv() => match message {
+                        Some(Message::Ask(ask)) => owner.on_ask(ask).await,
+                        Some(Message::News(news)) => owner.on_news(news).await,
+                        None => break,
+                    },
+                }
+            }
+            owner.shared.live.remove(id);
+        });
+    }
+
+    /// Runs `work` beside the owner and hears of its end, also if it panics.
+    fn child<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+        news: impl FnOnce(Result<T>) -> News + Send + 'static,
+    ) {
+        let me = self.me.clone();
+        self.shared.tasks.spawn(async move {
+            let done = std::panic::AssertUnwindSafe(work).catch_unwind().await;
+            let done = done.unwrap_or_else(|_| Err(panicked(what)));
+            report(&me, news(done)).await;
+        });
+    }
+
+    /// Hears of `news` after `delay`.
+    fn later(&self, delay: Duration, news: News) {
+        let (me, stop) = (self.me.clone(), self.shared.stop.clone());
+        self.shared.tasks.spawn(async move {
+            tokio::select! {
+                () = tokio::time::sleep(delay) => report(&me, news).await,
+                () = stop.cancelled() => {}
+            }
+        });
+    }
+
+    /// Moves the pod and puts it on record.
+    async fn advance_pod(&mut self, event: &PodEvent) -> Result<()> {
+        let mut pod = PodRecord::clone(&self.pod);
+        pod.phase = pod.phase.on(event)?;
+        self.save_pod(pod).await
+    }
+
+    async fn save_pod(&mut self, pod: PodRecord) -> Result<()> {
+        let pod = Arc::new(pod);
+        self.shared.pods.put(Arc::clone(&pod)).await?;
+        self.pod = pod;
+        Ok(())
+    }
+
+    async fn advance(&mut self, id: Id, event: &ContainerEvent) -> Result<Arc<ContainerRecord>> {
+        let mut container = ContainerRecord::clone(&*self.container(id)?);
+        container.phase = container.phase.on(event)?;
+        let container = Arc::new(container);
+        self.shared.containers.put(Arc::clone(&container)).await?;
+        Ok(container)
+    }
+
+    fn container(&self, id: Id) -> Result<Arc<ContainerRecord>> {
+        let found = self.shared.containers.get(&id);
+        found.ok_or_else(|| EngineError::NotFound { what: "container", id: id.to_string() })
+    }
+
+    /// Waits for the exit of a running container, which the shim keeps until then.
+    fn watch_exit(&self, id: Id) {
+        let (shared, pod, me) = (Arc::clone(&self.shared), Arc::clone(&self.pod), self.me.clone());
+        self.shared.tasks.spawn(async move {
+            let stop = shared.stop.clone();
+            tokio::select! {
+                Some(news) = exit_news(&shared, &pod, id) => report(&me, news).await,
+                () = stop.cancelled() => {}
+                else => {}
+            }
+        });
+    }
+
+    fn watch_shim(&self, shim: &Shim) {
+        let (me, stop, died) = (self.me.clone(), self.shared.stop.clone(), shim.died());
+        self.shared.tasks.spawn(async move {
+            tokio::select! {
+                () = died => report(&me, News::ShimDied).await,
+                () = stop.cancelled() => {}
+            }
+        });
+    }
+
+    fn state_error(&self, action: &'static str) -> EngineError {
+        let state = self.pod.phase.to_string();
+        EngineError::State { what: "pod", id: self.pod.id, state, action }
+    }
+}
+
+/// How a container ended, as its shim tells; `None` if the shim itself died, which is news of
+/// its own. A connection that breaks is made again.
+async fn exit_news(shared: &Shared, pod: &PodRecord, id: Id) -> Option<News> {
+    loop {
+        let shim = shared.live.shim(pod.id)?;
+        match shim.wait(id.as_str()).await {
+            Ok(exit) => return Some(News::Exited { id, exit }),
+            Err(ShimError::NotFound { .. }) => return Some(News::Vanished { id }),
+            Err(error) => {
+                tracing::debug!(container = %id, error = %base::Chain(&error), "wait again");
+                tokio::select! {
+                    () = shim.died() => return None,
+                    () = tokio::time::sleep(FIRST_RETRY) => {}
+                }
+                if let Ok(again) = Own(shared).connect(pod).await {
+                    shared.live.set_shim(pod.id, again);
+                }
+            }
+        }
+    }
+}
+
+async fn report(me: &mpsc::WeakSender<Message>, news: News) {
+    if let Some(me) = me.upgrade() {
+        let _ = me.send(Message::News(news)).await;
+    }
+}
+
+fn panicked(what: &'static str) -> EngineError {
+    EngineError::Failed {
+        doing: what.to_owned(),
+        why: "panicked; see the log".to_owned(),
+        kind: base::Kind::Internal,
+    }
+}
+
+fn doubled(delay: Duration) -> Duration {
+    (delay * 2).min(LAST_RETRY)
+}

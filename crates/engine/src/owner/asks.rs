@@ -1,0 +1,333 @@
+//! What callers ask of a pod.
+
+use std::sync::Arc;
+
+use base::Id;
+use jiff::Timestamp;
+use oci::Resources;
+use tokio::sync::watch;
+
+use super::{
+    Ask, Begin, News, Owner, Reply, StopWith,
+    slot::{Slot, send},
+};
+use crate::{
+    container::{self, MakeContainer},
+    error::{EngineError, Result},
+    names::Outcome,
+    phase::{ContainerEvent, ContainerPhase, PodEvent, PodPhase},
+    pod::{self, MakePod},
+    record::{ContainerRecord, Made, PodRecord},
+    request::NewContainer,
+    steps,
+};
+
+const SIGKILL: u32 = 9;
+
+impl Owner {
+    pub(super) fn begin(&mut self, begin: Begin) {
+        match begin {
+            Begin::Make { tell } => {
+                self.tell = Some(tell);
+                let (shared, pod) = (Arc::clone(&self.shared), PodRecord::clone(&self.pod));
+                let mut plan = MakePod { shared, pod, shim: None };
+                let work = async move {
+                    let made = steps::run(&mut plan).await;
+                    Ok(made.map(|()| (plan.pod, plan.shim.expect("the last step makes it"))))
+                };
+                self.child("run-pod", work, |done| News::PodMade { made: flatten(done) });
+            }
+            Begin::Recovered { shim } => self.resume(shim),
+        }
+    }
+
+    pub(super) async fn on_ask(&mut self, ask: Ask) {
+        match ask {
+            Ask::Create { id, name, request, tell } => self.create(id, name, *request, tell).await,
+            Ask::Signal { id, with, reply } => {
+                // A start in flight decides first whether there is anything to signal.
+                if self.starting(id) {
+                    self.queue(id, Ask::Signal { id, with, reply });
+                } else {
+                    send(reply, self.signal(id, with));
+                }
+            }
+            ask @ (Ask::Start { .. } | Ask::Update { .. } | Ask::Remove { .. }) => {
+                self.exclusive(ask).await;
+            }
+            Ask::Deliver { container, reply } => send(reply, self.deliver(container).await),
+            Ask::StopPod { reply } => {
+                self.ending.stop.push(reply);
+                self.end().await;
+            }
+            Ask::RemovePod { reply } => {
+                self.ending.remove.push(reply);
+                self.end().await;
+            }
+        }
+    }
+
+    // === create ===
+
+    async fn create(
+        &mut self,
+        id: Id,
+        name: String,
+        request: NewContainer,
+        tell: watch::Sender<Outcome>,
+    ) {
+        match self.new_record(id, name.clone(), request) {
+            Ok(container) => {
+                let slot = Slot { busy: true, tell: Some(tell), ..Slot::default() };
+                self.slots.insert(id, slot);
+                let (shared, pod) = (Arc::clone(&self.shared), Arc::clone(&self.pod));
+                let mut plan = MakeContainer { shared, pod, container };
+                let work = async move {
+                    let made = steps::run(&mut plan).await;
+                    Ok(made.map(|()| plan.container))
+                };
+                self.child("create-container", work, move |done| News::ContainerMade {
+                    id,
+                    made: flatten(done),
+                });
+            }
+            Err(error) => {
+                self.shared.container_names.release(&name, id);
+                tell.send_replace(Some(Err(error)));
+            }
+        }
+    }
+
+    fn new_record(&self, id: Id, name: String, request: NewContainer) -> Result<ContainerRecord> {
+        if !self.pod.phase.is_ready() || self.is_ending() {
+            return Err(self.state_error("create a container"));
+        }
+        let image = self.shared.storage.image(&request.image.reference)?;
+        let log_path = match (&self.pod.request.log_directory, &request.log_path) {
+            (Some(dir), Some(path)) => Some(dir.join(path)),
+            _ => None,
+        };
+        Ok(ContainerRecord {
+            id,
+            pod: self.pod.id,
+            name,
+            request,
+            image,
+            phase: ContainerPhase::Making { step: String::new() },
+            created_at: Timestamp::now(),
+            delivered: false,
+            log_path,
+            made: Made::default(),
+        })
+    }
+
+    async fn deliver(&mut self, container: Option<Id>) -> Result<()> {
+        let Some(id) = container else {
+            if !self.pod.delivered {
+                let pod = PodRecord { delivered: true, ..PodRecord::clone(&self.pod) };
+                self.save_pod(pod).await?;
+            }
+            self.shared.pod_names.delivered(&self.pod.request.name.to_string());
+            return Ok(());
+        };
+        let record = self.container(id)?;
+        if !record.delivered {
+            let record = ContainerRecord { delivered: true, ..ContainerRecord::clone(&record) };
+            self.shared.containers.put(record).await?;
+        }
+        self.shared.container_names.delivered(&record.name);
+        Ok(())
+    }
+
+    // === exclusive work ===
+
+    pub(super) async fn exclusive(&mut self, ask: Ask) {
+        let id = match &ask {
+            Ask::Start { id, .. } | Ask::Update { id, .. } | Ask::Remove { id, .. } => *id,
+            _ => return,
+        };
+        match self.slots.get_mut(&id) {
+            Some(slot) if slot.busy => slot.queue.push_back(ask),
+            Some(_) => match ask {
+                Ask::Start { reply, .. } => self.start(id, reply).await,
+                Ask::Update { resources, reply, .. } => self.update(id, *resources, reply),
+                Ask::Remove { reply, .. } => self.remove(id, reply).await,
+                _ => {}
+            },
+            None => refuse(ask, EngineError::NotFound { what: "container", id: id.to_string() }),
+        }
+    }
+
+    fn queue(&mut self, id: Id, ask: Ask) {
+        if let Some(slot) = self.slots.get_mut(&id) {
+            slot.queue.push_back(ask);
+        }
+    }
+
+    fn begin_work(&mut self, id: Id, reply: Option<Reply<()>>) {
+        let slot = self.slots.entry(id).or_default();
+        slot.busy = true;
+        slot.waiting = reply;
+    }
+
+    async fn start(&mut self, id: Id, reply: Reply<()>) {
+        let begun = match self.startable(id) {
+            Ok(()) => self.advance(id, &ContainerEvent::Starting).await,
+            Err(error) => Err(error),
+        };
+        match begun {
+            Ok(container) => {
+                self.begin_work(id, Some(reply));
+                let work = container::start(Arc::clone(&self.shared), container);
+                self.child("start-container", work, move |started| News::Started { id, started });
+            }
+            Err(error) => send(reply, Err(error)),
+        }
+    }
+
+    fn startable(&self, id: Id) -> Result<()> {
+        if !self.pod.phase.is_ready() || self.is_ending() {
+            return Err(self.state_error("start a container"));
+        }
+        let phase = &self.container(id)?.phase;
+        if *phase != ContainerPhase::Created {
+            let state = phase.to_string();
+            return Err(EngineError::State { what: "container", id, state, action: "start it" });
+        }
+        Ok(())
+    }
+
+    fn update(&mut self, id: Id, resources: Resources, reply: Reply<()>) {
+        match self.container(id) {
+            Ok(container) => {
+                self.begin_work(id, Some(reply));
+                let work = container::update(Arc::clone(&self.shared), container, resources);
+                self.child("update-container", work, move |updated| News::Updated {
+                    id,
+                    updated: updated.map(Box::new),
+                });
+            }
+            Err(error) => send(reply, Err(error)),
+        }
+    }
+
+    async fn remove(&mut self, id: Id, reply: Reply<()>) {
+        match self.advance(id, &ContainerEvent::Remove).await {
+            Ok(container) => {
+                self.begin_work(id, Some(reply));
+                let work = container::remove(Arc::clone(&self.shared), container);
+                self.child("remove-container", work, move |removed| News::Removed { id, removed });
+            }
+            Err(error) => send(reply, Err(error)),
+        }
+    }
+
+    // === signals ===
+
+    fn starting(&self, id: Id) -> bool {
+        let busy = self.slots.get(&id).is_some_and(|slot| slot.busy);
+        busy && self.container(id).is_ok_and(|c| c.phase == ContainerPhase::Starting)
+    }
+
+    /// Tells it to end, if it runs, and how to learn that it did.
+    pub(super) fn signal(
+        &mut self,
+        id: Id,
+        with: StopWith,
+    ) -> Result<Option<watch::Receiver<bool>>> {
+        let container = self.container(id)?;
+        let Some(slot) = self.slots.get_mut(&id).filter(|_| container.phase.is_live()) else {
+            return Ok(None);
+        };
+        let exited = slot.exited.subscribe();
+        let signal = match with {
+            StopWith::Kill => SIGKILL,
+            StopWith::Politeness if slot.signalled => return Ok(Some(exited)),
+            StopWith::Politeness => {
+                slot.signalled = true;
+                stop_signal(&container)
+            }
+        };
+        let shim = self.shared.shim(self.pod.id)?;
+        let id = container.id;
+        self.shared.tasks.spawn(async move {
+            let all = with == StopWith::Kill;
+            if let Err(error) = shim.kill(id.as_str(), signal, all).await {
+                tracing::warn!(container = %id, signal, error = %base::Chain(&error), "kill");
+            }
+        });
+        Ok(Some(exited))
+    }
+
+    // === the end of the pod ===
+
+    pub(super) fn is_ending(&self) -> bool {
+        !self.ending.stop.is_empty() || !self.ending.remove.is_empty()
+    }
+
+    /// Takes the next step towards the end that somebody waits for, once no exclusive work
+    /// is running.
+    pub(super) async fn end(&mut self) {
+        let idle = !self.slots.values().any(|slot| slot.busy);
+        if !self.is_ending() || self.ending.running || !idle {
+            return;
+        }
+        let stopped = matches!(self.pod.phase, PodPhase::Stopped { .. } | PodPhase::Removing);
+        if !stopped {
+            self.ending.running = true;
+            let running = self.running();
+            let work = pod::stop(Arc::clone(&self.shared), Arc::clone(&self.pod), running);
+            return self.child("stop-pod", work, |stopped| News::PodStopped { stopped });
+        }
+        for reply in self.ending.stop.drain(..) {
+            send(reply, Ok(()));
+        }
+        if self.ending.remove.is_empty() {
+            return;
+        }
+        if let Err(error) = self.advance_pod(&PodEvent::Remove).await {
+            return self.fail_end(&error);
+        }
+        self.ending.running = true;
+        let work = pod::remove(Arc::clone(&self.shared), Arc::clone(&self.pod));
+        self.child("remove-pod", work, |removed| News::PodRemoved { removed });
+    }
+
+    fn running(&self) -> pod::Running {
+        let live = self.slots.iter().filter(|(id, _)| {
+            self.container(**id).is_ok_and(|container| container.phase.is_live())
+        });
+        live.map(|(id, slot)| (id.to_string(), slot.exited.subscribe())).collect()
+    }
+
+    pub(super) fn fail_end(&mut self, error: &EngineError) {
+        let ending = &mut self.ending;
+        ending.running = false;
+        for reply in ending.stop.drain(..).chain(ending.remove.drain(..)) {
+            send(reply, Err(error.clone()));
+        }
+    }
+}
+
+fn stop_signal(container: &ContainerRecord) -> u32 {
+    const SIGTERM: u32 = 15;
+    let named = container.made.stop_signal.parse::<oci::Signal>();
+    named.map_or(SIGTERM, |signal| signal.number().into())
+}
+
+/// A child that died tells so as if its plan had failed.
+fn flatten<T>(
+    done: Result<std::result::Result<T, steps::Failure>>,
+) -> std::result::Result<T, steps::Failure> {
+    done.unwrap_or_else(|error| Err(steps::Failure { error, leftovers: Vec::new() }))
+}
+
+pub(super) fn refuse(ask: Ask, error: EngineError) {
+    match ask {
+        Ask::Start { reply, .. } | Ask::Update { reply, .. } | Ask::Remove { reply, .. } => {
+            send(reply, Err(error));
+        }
+        Ask::Signal { reply, .. } => send(reply, Err(error)),
+        _ => {}
+    }
+}

@@ -1,0 +1,365 @@
+//! What children tell, and what follows from it.
+
+use std::sync::Arc;
+
+use base::{Chain, Id};
+use jiff::Timestamp;
+use oci::Resources;
+use shim_client::{Buried, Exit, Shim};
+
+use super::{Ask, FIRST_RETRY, News, Owner, doubled, slot::Slot};
+use crate::{
+    container::Started,
+    controller::{Controller, Own},
+    error::{EngineError, Result},
+    phase::{ContainerEvent, ContainerPhase, PodEvent, PodPhase, Reason},
+    record::{ContainerRecord, PodRecord},
+    steps::Failure,
+};
+
+impl Owner {
+    pub(super) async fn on_news(&mut self, news: News) {
+        match news {
+            News::PodMade { made } => self.pod_made(made).await,
+            News::ContainerMade { id, made } => self.container_made(id, made).await,
+            News::Started { id, started } => self.started(id, started).await,
+            News::Exited { id, exit } => self.exited(id, exit).await,
+            News::Vanished { id } => self.vanished(id, Reason::Unknown).await,
+            News::Updated { id, updated } => self.updated(id, updated).await,
+            News::Removed { id, removed } => self.removed(id, removed).await,
+            News::ShimDied => self.shim_died().await,
+            News::Buried { buried } => self.buried(buried).await,
+            News::PodStopped { stopped } => self.pod_stopped(stopped).await,
+            News::PodRemoved { removed } => self.pod_removed(removed),
+            News::Expired { container } => self.expired(container).await,
+        }
+    }
+
+    // === made ===
+
+    async fn pod_made(&mut self, made: Result<(PodRecord, Arc<Shim>), Failure>) {
+        let name = self.pod.request.name.to_string();
+        let outcome = match made {
+            Ok((pod, shim)) => {
+                self.shared.live.set_shim(pod.id, Arc::clone(&shim));
+                self.watch_shim(&shim);
+                self.pod = Arc::new(pod);
+                self.advance_pod(&PodEvent::Made).await
+            }
+            Err(failure) => {
+                report_leftovers(&failure.leftovers);
+                // Undone; what could not be is tried again when the engine starts anew.
+                if failure.leftovers.is_empty() {
+                    let _ = self.shared.pods.delete(&self.pod.id).await;
+                }
+                Err(failure.error)
+            }
+        };
+        match &outcome {
+            Ok(()) => {
+                self.shared.pod_names.made(&name);
+                self.later(
+                    self.shared.config.limits.undelivered,
+                    News::Expired { container: None },
+                );
+            }
+            Err(_) => {
+                self.shared.pod_names.release(&name, self.pod.id);
+                self.over = true;
+            }
+        }
+        if let Some(tell) = self.tell.take() {
+            tell.send_replace(Some(outcome));
+        }
+    }
+
+    async fn container_made(&mut self, id: Id, made: Result<ContainerRecord, Failure>) {
+        let outcome = match made {
+            Ok(mut container) => match container.phase.on(&ContainerEvent::Made) {
+                Ok(phase) => {
+                    container.phase = phase;
+                    let name = container.name.clone();
+                    let saved = self.shared.containers.put(container).await;
+                    saved.map(|_| name).map_err(EngineError::from)
+                }
+                Err(illegal) => Err(illegal.into()),
+            },
+            Err(failure) => {
+                report_leftovers(&failure.leftovers);
+                let name = self.container(id).map(|c| c.name.clone());
+                if failure.leftovers.is_empty() {
+                    let _ = self.shared.containers.delete(&id).await;
+                }
+                if let Ok(name) = name {
+                    self.shared.container_names.release(&name, id);
+                }
+                Err(failure.error)
+            }
+        };
+        let tell = self.slots.get_mut(&id).and_then(|slot| slot.tell.take());
+        let outcome = match outcome {
+            Ok(name) => {
+                self.shared.container_names.made(&name);
+                let wait = self.shared.config.limits.undelivered;
+                self.later(wait, News::Expired { container: Some(id) });
+                Ok(())
+            }
+            Err(error) => {
+                self.slots.remove(&id);
+                Err(error)
+            }
+        };
+        if let Some(tell) = tell {
+            tell.send_replace(Some(outcome));
+        }
+        self.work_done(id).await;
+    }
+
+    async fn expired(&mut self, container: Option<Id>) {
+        let (reply, _) = tokio::sync::oneshot::channel();
+        match container {
+            None if !self.pod.delivered => {
+                tracing::info!(pod = %self.pod.id, "nobody asked for this pod: undone");
+                Box::pin(self.on_ask(Ask::RemovePod { reply })).await;
+            }
+            Some(id) if self.container(id).is_ok_and(|c| !c.delivered) => {
+                tracing::info!(container = %id, "nobody asked for this container: undone");
+                self.exclusive(Ask::Remove { id, reply }).await;
+            }
+            _ => {}
+        }
+    }
+
+    // === work on containers ===
+
+    async fn started(&mut self, id: Id, started: Result<Started>) {
+        let event = match &started {
+            Ok(Started { pid, at }) => ContainerEvent::Started { pid: *pid, at: *at },
+            Err(error) => ContainerEvent::StartFailed {
+                at: Timestamp::now(),
+                message: Chain(error).to_string(),
+            },
+        };
+        let saved = self.advance(id, &event).await;
+        if started.is_ok() {
+            self.watch_exit(id);
+        }
+        let result = started.map(drop).and(saved.map(drop));
+        if let Some(slot) = self.slots.get_mut(&id) {
+            slot.answer(result);
+        }
+        self.work_done(id).await;
+    }
+
+    async fn exited(&mut self, id: Id, exit: Exit) {
+        let code = i32::try_from(exit.code).unwrap_or(crate::phase::UNKNOWN_CODE);
+        let event = ContainerEvent::Exited { code, at: exit.at, oom: exit.oom };
+        if let Err(error) = self.advance(id, &event).await {
+            tracing::error!(container = %id, error = %Chain(&error), "record an exit: tried again");
+            return self.later(FIRST_RETRY, News::Exited { id, exit });
+        }
+        if let Some(slot) = self.slots.get(&id) {
+            slot.exited.send_replace(true);
+        }
+        self.collect(id);
+    }
+
+    /// The exit is on record: the shim need not keep it any longer. Tried until it works.
+    fn collect(&self, id: Id) {
+        let (shared, pod, stop) = (Arc::clone(&self.shared), self.pod.id, self.shared.stop.clone());
+        self.shared.tasks.spawn(async move {
+            let mut delay = FIRST_RETRY;
+            while let Some(shim) = shared.live.shim(pod) {
+                match shim.delete(id.as_str()).await {
+                    Ok(_) | Err(shim_client::ShimError::NotFound { .. }) => return,
+                    Err(error) => {
+                        tracing::warn!(container = %id, error = %Chain(&error), "delete a task");
+                    }
+                }
+                tokio::select! {
+                    () = tokio::time::sleep(delay) => delay = doubled(delay),
+                    () = stop.cancelled() => return,
+                }
+            }
+        });
+    }
+
+    async fn updated(&mut self, id: Id, updated: Result<Box<Resources>>) {
+        let result = match updated {
+            Ok(resources) => self.save_resources(id, *resources).await,
+            Err(error) => Err(error),
+        };
+        if let Some(slot) = self.slots.get_mut(&id) {
+            slot.answer(result);
+        }
+        self.work_done(id).await;
+    }
+
+    async fn save_resources(&mut self, id: Id, resources: Resources) -> Result<()> {
+        let mut container = ContainerRecord::clone(&*self.container(id)?);
+        container.made.resources = resources;
+        self.shared.containers.put(container).await?;
+        Ok(())
+    }
+
+    async fn removed(&mut self, id: Id, removed: Result<()>) {
+        let gone = removed.is_ok();
+        if let Some(slot) = self.slots.get_mut(&id) {
+            slot.answer(removed);
+        }
+        if gone {
+            for ask in self.slots.remove(&id).map(|slot| slot.queue).unwrap_or_default() {
+                refuse_gone(ask, id);
+            }
+        }
+        self.work_done(id).await;
+    }
+
+    /// The next in the queue of `id`, and the end of the pod if that was waited for.
+    async fn work_done(&mut self, id: Id) {
+        if let Some(slot) = self.slots.get_mut(&id) {
+            slot.busy = false;
+        }
+        while let Some(next) = self.slots.get_mut(&id).and_then(Slot::next) {
+            Box::pin(self.on_ask(next)).await;
+        }
+        self.end().await;
+    }
+
+    // === the shim ===
+
+    async fn shim_died(&mut self) {
+        // Stopped pods have no shim; that of one being stopped is expected to end.
+        if self.ending.running || !matches!(self.pod.phase, PodPhase::Ready) {
+            return;
+        }
+        tracing::warn!(pod = %self.pod.id, "the pod's shim died");
+        self.shared.live.drop_shim(self.pod.id);
+        if let Err(error) = self.advance_pod(&PodEvent::Lost { at: Timestamp::now() }).await {
+            tracing::error!(pod = %self.pod.id, error = %Chain(&error), "record a lost pod");
+        }
+        self.bury();
+    }
+
+    fn bury(&self) {
+        let (shared, pod) = (Arc::clone(&self.shared), Arc::clone(&self.pod));
+        let work = async move { Own(&shared).bury(&pod).await };
+        self.child("bury", work, |buried| News::Buried { buried });
+    }
+
+    async fn buried(&mut self, buried: Result<Vec<Buried>>) {
+        let buried = match buried {
+            Ok(buried) => buried,
+            Err(error) => {
+                tracing::error!(pod = %self.pod.id, error = %Chain(&error), "bury: tried again");
+                let delay = self.burial_retry;
+                self.burial_retry = doubled(delay);
+                return self.later(delay, News::ShimDied);
+            }
+        };
+        let live: Vec<_> = self.slots.keys().copied().collect();
+        for id in live {
+            if !self.container(id).is_ok_and(|c| c.phase.is_live()) {
+                continue;
+            }
+            let exit = buried.iter().find(|b| b.id == id.as_str()).and_then(|b| b.exit);
+            match exit {
+                Some(exit) => self.exited(id, exit).await,
+                None => self.vanished(id, Reason::ShimLost).await,
+            }
+        }
+    }
+
+    async fn vanished(&mut self, id: Id, reason: Reason) {
+        let event = ContainerEvent::Vanished { at: Timestamp::now(), reason };
+        match self.advance(id, &event).await {
+            Ok(_) => {
+                if let Some(slot) = self.slots.get(&id) {
+                    slot.exited.send_replace(true);
+                }
+            }
+            Err(error) => tracing::error!(container = %id, error = %Chain(&error), "record an end"),
+        }
+    }
+
+    // === the end of the pod ===
+
+    async fn pod_stopped(&mut self, stopped: Result<()>) {
+        self.ending.running = false;
+        let result = match stopped {
+            Ok(()) => self.advance_pod(&PodEvent::Stopped { at: Timestamp::now() }).await,
+            failed => failed,
+        };
+        match result {
+            Ok(()) => self.end().await,
+            Err(error) => self.fail_end(&error),
+        }
+    }
+
+    fn pod_removed(&mut self, removed: Result<()>) {
+        match removed {
+            Ok(()) => {
+                self.over = true;
+                for reply in self.ending.remove.drain(..) {
+                    super::slot::send(reply, Ok(()));
+                }
+            }
+            Err(error) => self.fail_end(&error),
+        }
+    }
+
+    // === after a restart ===
+
+    /// The records were brought up to date by recovery: what runs is watched again.
+    pub(super) fn resume(&mut self, shim: Option<Arc<Shim>>) {
+        for container in self.shared.containers_of(self.pod.id) {
+            let exited = matches!(container.phase, ContainerPhase::Exited(_));
+            let slot = Slot { exited: tokio::sync::watch::Sender::new(exited), ..Slot::default() };
+            self.slots.insert(container.id, slot);
+        }
+        if let Some(shim) = shim {
+            self.shared.live.set_shim(self.pod.id, Arc::clone(&shim));
+            self.watch_shim(&shim);
+            for container in self.shared.containers_of(self.pod.id) {
+                match container.phase {
+                    ContainerPhase::Running { .. } => self.watch_exit(container.id),
+                    ContainerPhase::Exited(_) => self.collect(container.id),
+                    _ => {}
+                }
+            }
+        }
+        let wait = self.shared.config.limits.undelivered;
+        if !self.pod.delivered {
+            self.later(wait, News::Expired { container: None });
+        }
+        for container in self.shared.containers_of(self.pod.id) {
+            if !container.delivered {
+                self.later(wait, News::Expired { container: Some(container.id) });
+            }
+        }
+    }
+}
+
+impl Slot {
+    /// The next of its queue, if nothing is running.
+    fn next(&mut self) -> Option<Ask> {
+        if self.busy { None } else { self.queue.pop_front() }
+    }
+}
+
+fn refuse_gone(ask: Ask, id: Id) {
+    match ask {
+        // Removing what is gone is done.
+        Ask::Remove { reply, .. } => super::slot::send(reply, Ok(())),
+        ask => super::asks::refuse(
+            ask,
+            EngineError::NotFound { what: "container", id: id.to_string() },
+        ),
+    }
+}
+
+fn report_leftovers(leftovers: &[EngineError]) {
+    for error in leftovers {
+        tracing::error!(error = %Chain(error), "left behind");
+    }
+}

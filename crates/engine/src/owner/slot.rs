@@ -1,0 +1,50 @@
+//! One container, as its pod's owner sees it.
+
+use std::collections::VecDeque;
+
+use tokio::sync::{oneshot, watch};
+
+use super::{Ask, Reply};
+use crate::{error::Result, names::Outcome};
+
+#[derive(Debug)]
+pub(super) struct Slot {
+    /// Exclusive work is running.
+    pub(super) busy: bool,
+    /// Exclusive work that waits for its turn, in order.
+    pub(super) queue: VecDeque<Ask>,
+    /// The stop signal was sent; it is sent once.
+    pub(super) signalled: bool,
+    /// Its exit is on record.
+    pub(super) exited: watch::Sender<bool>,
+    /// Who waits for the work that is running.
+    pub(super) waiting: Option<Reply<()>>,
+    /// Who waits for it to be made.
+    pub(super) tell: Option<watch::Sender<Outcome>>,
+}
+
+impl Default for Slot {
+    fn default() -> Self {
+        Self {
+            busy: false,
+            queue: VecDeque::new(),
+            signalled: false,
+            exited: watch::Sender::new(false),
+            waiting: None,
+            tell: None,
+        }
+    }
+}
+
+impl Slot {
+    pub(super) fn answer(&mut self, result: Result<()>) {
+        if let Some(reply) = self.waiting.take() {
+            send(reply, result);
+        }
+    }
+}
+
+/// A caller that went away is fine.
+pub(super) fn send<T>(reply: oneshot::Sender<T>, value: T) {
+    let _ = reply.send(value);
+}

@@ -1,0 +1,29 @@
+//! Forgetting a pod that was stopped.
+
+use std::sync::Arc;
+
+use super::files;
+use crate::{container, error::Result, files::blocking, record::PodRecord, shared::Shared};
+
+/// Removes its containers and its files, then the records, all at once. Idempotent.
+pub(crate) async fn remove(shared: Arc<Shared>, pod: Arc<PodRecord>) -> Result<()> {
+    let _stage = shared.stages.enter(pod.id, "remove-pod");
+    let containers = shared.containers_of(pod.id);
+    for container in &containers {
+        container::release(&shared, container).await?;
+    }
+    let (layout, id) = (shared.layout.clone(), pod.id);
+    blocking(move || files::remove(&layout, &id)).await?;
+
+    let mut batch = shared.store.batch();
+    for container in &containers {
+        batch.delete(&shared.containers, &container.id);
+    }
+    batch.delete(&shared.pods, &pod.id);
+    batch.commit().await?;
+    for container in &containers {
+        shared.container_names.release(&container.name, container.id);
+    }
+    shared.pod_names.release(&pod.request.name.to_string(), pod.id);
+    Ok(())
+}

@@ -1,0 +1,50 @@
+//! Ending a pod: its containers, then its keeper.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::{
+    controller::{Controller, Own},
+    error::{EngineError, Result},
+    record::PodRecord,
+    shared::Shared,
+};
+
+const SIGKILL: u32 = 9;
+
+/// Containers that were running when the stop began, and the news of their exits.
+pub(crate) type Running = Vec<(String, watch::Receiver<bool>)>;
+
+/// Kills what runs, waits until the exits are on record, then ends the keeper. Idempotent;
+/// not cancel safe.
+pub(crate) async fn stop(shared: Arc<Shared>, pod: Arc<PodRecord>, running: Running) -> Result<()> {
+    let _stage = shared.stages.enter(pod.id, "stop-pod");
+    if let Some(shim) = shared.live.shim(pod.id) {
+        shared.stages.at(pod.id, "kill");
+        for (id, _) in &running {
+            // Its end, not this call, is what counts: it may have ended by itself, and a
+            // shim that does not answer is buried below.
+            if let Err(error) = shim.kill(id, SIGKILL, true).await {
+                tracing::debug!(container = id, error = %base::Chain(&error), "kill");
+            }
+        }
+        let limit = shared.config.limits.kill;
+        let ended = tokio::time::timeout(limit, all_ended(running)).await;
+        ended.map_err(|_| EngineError::Timeout {
+            doing: format!("the end of the containers of pod {}", pod.id),
+            limit,
+        })?;
+    }
+    shared.stages.at(pod.id, "shim");
+    Own(&shared).stop(&pod).await?;
+    shared.live.drop_shim(pod.id);
+    Ok(())
+}
+
+async fn all_ended(running: Running) {
+    for (_, mut exited) in running {
+        // An error means that its owner is gone, and nobody will tell any more.
+        let _ = exited.wait_for(|ended| *ended).await;
+    }
+}

@@ -1,0 +1,37 @@
+//! Where root file systems come from: the edge between the engine and images.
+
+use std::{fmt, path::PathBuf, pin::Pin};
+
+use base::{Digest, Id};
+use oci::IdMappings;
+
+use crate::{error::Result, record::PinnedImage};
+
+/// A future behind a trait object.
+pub type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A root file system to be made for a container.
+#[derive(Clone, Debug)]
+pub struct NewRootfs {
+    pub container: Id,
+    /// Chain ids of the layers, lowest first.
+    pub chain: Vec<Digest>,
+    /// The name of the snapshotter that the handler wants; `None` for the default.
+    pub snapshotter: Option<String>,
+    /// A directory to be mounted on.
+    pub target: PathBuf,
+    /// The container's ids, shifted by its user namespace.
+    pub mapping: Option<IdMappings>,
+}
+
+/// Images and snapshots, as far as containers need them.
+pub trait Storage: fmt::Debug + Send + Sync + 'static {
+    /// By id, prefix, tag or digest; from memory.
+    fn image(&self, reference: &str) -> Result<PinnedImage>;
+
+    /// Idempotent. Not visible to anybody until it returns.
+    fn mount(&self, rootfs: NewRootfs) -> Boxed<'_, Result<()>>;
+
+    /// Unmounts and forgets; of what is not there, nothing.
+    fn release(&self, container: Id, target: PathBuf) -> Boxed<'_, Result<()>>;
+}
