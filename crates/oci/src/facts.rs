@@ -66,7 +66,7 @@ pub struct SelinuxLabels {
 /// Device nodes of the host, at the time of asking.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceFacts {
-    /// For each path of `device_paths`: the node there, or all below that directory.
+    /// For each path of [`crate::device_paths`]: the node there, or all below that directory.
     pub by_path: BTreeMap<PathBuf, Vec<DeviceNode>>,
     /// All of `/dev`, for the privileged.
     pub host: Vec<DeviceNode>,
@@ -113,14 +113,16 @@ pub struct PodFacts {
     pub cgroup_parent: Option<String>,
 }
 
-/// Files to join a namespace by. `None` is the host's, except for `pid`: there is a shared one
-/// or there is none.
+/// Files to join a namespace by. `None` is the host's, except for `pid`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NamespacePaths {
     pub network: Option<PathBuf>,
     pub ipc: Option<PathBuf>,
     pub uts: Option<PathBuf>,
+    /// The one its containers share, where they do.
     pub pid: Option<PathBuf>,
+    /// The pod may use the host's.
+    pub host_pid: bool,
     pub user: Option<PathBuf>,
 }
 
@@ -289,6 +291,7 @@ pub struct Abilities {
     pub swappiness: bool,
     pub hugepages: bool,
     pub unified: bool,
+    pub net_devices: bool,
 }
 
 /// All.
@@ -305,6 +308,7 @@ impl Default for Abilities {
             swappiness: true,
             hugepages: true,
             unified: true,
+            net_devices: true,
         }
     }
 }

@@ -9,23 +9,44 @@
 //! ```
 //!
 //! **Invariant:** pure. The same inputs give the same spec; nothing here reads a file (CDI
-//! directories aside, in one function), asks the kernel or knows a front end. What has to be
-//! looked up is handed in, and what will be needed can be asked for first.
+//! directories aside, in [`cdi::load`]), asks the kernel or knows a front end. What has to be
+//! looked up is handed in, and what will be needed can be asked for first: [`device_paths`],
+//! [`image_volumes`].
 
+mod annotations;
+mod builder;
 mod capabilities;
+pub mod cdi;
+mod cgroup;
+mod devices;
 mod error;
 mod facts;
+mod json;
+mod mounts;
+mod namespaces;
+mod process;
 mod request;
+mod resources;
 mod seccomp;
+mod security;
 mod signal;
+mod sysctl;
+mod user;
 
+pub use builder::{Built, Inputs, build};
+pub use cgroup::{CgroupPath, container_cgroup_path, pod_cgroup_path};
+pub use devices::device_paths;
 pub use error::{OciError, Result};
 pub use facts::{
     Abilities, Accounts, Arch, CgroupDriver, CgroupFacts, CgroupVersion, ContainerFacts,
     DeviceFacts, DeviceNode, HandlerFacts, HostFacts, Kernel, NamespacePaths, PodFacts, PodFiles,
     Policy, PrivilegedDevices, SelinuxLabels, SourceFacts, SourcePropagation,
 };
-pub use oci_spec::runtime::{LinuxResources, Process, Spec};
+pub use json::to_json;
+pub use mounts::image_volumes;
+pub use namespaces::check_mappings;
+pub use oci_spec::runtime::{LinuxBlockIo, LinuxResources, Process, Spec};
+pub use process::exec_process;
 pub use request::{
     BlockIo, CapabilityRequest, ConsoleSize, ContainerRequest, DeviceKind, DeviceRate,
     DeviceRequest, DeviceRule, DeviceWeight, ExecRequest, GroupRef, GroupsPolicy, HugepageLimit,
@@ -33,5 +54,9 @@ pub use request::{
     Profile, Propagation, Resources, Rlimit, SecurityRequest, SelinuxRequest, UserNamespace,
     UserRef, UserRequest,
 };
+pub use resources::{Ignored, Limits, resources_of, update};
 pub use seccomp::{SeccompError, SeccompProfile, Subject};
+pub use security::check_selinux;
 pub use signal::{Signal, SignalError};
+pub use sysctl::{OwnNamespaces, pod_sysctls};
+pub use user::ResolvedUser;

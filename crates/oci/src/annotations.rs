@@ -1,0 +1,189 @@
+//! What the OCI runtime is told beside the spec proper, and the classes users ask for that way.
+
+use std::collections::HashMap;
+
+use base::Labels;
+
+use crate::builder::Inputs;
+
+/// Kata, gVisor and others read these; the names are the ones they know.
+const PREFIX: &str = "io.kubernetes.cri.";
+
+/// What patterns let through, over it what we say ourselves.
+pub(crate) fn build(inputs: &Inputs<'_>) -> HashMap<String, String> {
+    let pod = inputs.pod;
+    let passed = |labels: &'_ Labels, patterns: &[String]| -> Vec<(String, String)> {
+        let any = |key: &str| patterns.iter().any(|pattern| matches(pattern, key));
+        let pairs = labels.into_iter().filter(|(key, _)| any(key));
+        pairs.map(|(key, value)| (key.clone(), value.clone())).collect()
+    };
+    let mut annotations = HashMap::new();
+    annotations.extend(passed(&pod.annotations, &inputs.handler.pod_annotations));
+    annotations.extend(passed(&inputs.request.annotations, &inputs.handler.container_annotations));
+    let ours = [
+        ("container-type", "container"),
+        ("sandbox-id", pod.id.as_str()),
+        ("sandbox-name", &pod.name),
+        ("sandbox-namespace", &pod.namespace),
+        ("sandbox-uid", &pod.uid),
+        ("container-name", &inputs.request.name),
+        ("image-name", &inputs.image.name),
+    ];
+    annotations.extend(ours.map(|(key, value)| (format!("{PREFIX}{key}"), value.to_owned())));
+    annotations
+}
+
+// === classes ===
+
+/// What a pod's author may choose by annotation: of the container, of the pod for one container,
+/// of the pod for all, in that order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Class<'a> {
+    pub(crate) name: &'a str,
+    /// The key that said so.
+    pub(crate) field: String,
+}
+
+pub(crate) fn class<'a>(inputs: &Inputs<'a>, kind: &str) -> Option<Class<'a>> {
+    let own = format!("{PREFIX}{kind}-class");
+    let for_one = format!("{kind}.resources.beta.kubernetes.io/container.{}", inputs.request.name);
+    let for_all = format!("{kind}.resources.beta.kubernetes.io/pod");
+    let (request, pod) = (&inputs.request.annotations, &inputs.pod.annotations);
+    [(request, own), (pod, for_one), (pod, for_all)].into_iter().find_map(|(labels, key)| {
+        let name = labels.get(&key)?;
+        Some(Class { name, field: format!("annotations[{key:?}]") })
+    })
+}
+
+// === patterns ===
+
+/// As shells match paths: `*` and `?` stop at `/`, `[a-z]` and `[^a-z]` take one character, `\`
+/// takes the next one as it is. A pattern that makes no sense matches nothing.
+fn matches(pattern: &str, text: &str) -> bool {
+    let pattern: Vec<char> = pattern.chars().collect();
+    let text: Vec<char> = text.chars().collect();
+    matches_from(&pattern, &text)
+}
+
+/// Where to go back to when the rest does not fit: after the last `*`, one character later.
+/// Going back further never helps, so this is quadratic at worst.
+fn matches_from(pattern: &[char], text: &[char]) -> bool {
+    let (mut p, mut t) = (0, 0);
+    let mut retry: Option<(usize, usize)> = None;
+    loop {
+        let step = match pattern.get(p) {
+            None if t == text.len() => return true,
+            None => None,
+            Some('*') => {
+                retry = Some((p + 1, t));
+                p += 1;
+                continue;
+            }
+            Some(_) => text.get(t).and_then(|&c| one(&pattern[p..], c)),
+        };
+        match (step, retry) {
+            (Some(used), _) => (p, t) = (p + used, t + 1),
+            (None, Some((after, from))) if text.get(from).is_some_and(|&c| c != '/') => {
+                retry = Some((after, from + 1));
+                (p, t) = (after, from + 1);
+            }
+            (None, _) => return false,
+        }
+    }
+}
+
+/// How much of the pattern takes this character.
+fn one(pattern: &[char], c: char) -> Option<usize> {
+    match pattern {
+        ['?', ..] => (c != '/').then_some(1),
+        ['\\', literal, ..] => (*literal == c).then_some(2),
+        ['\\'] => None,
+        ['[', rest @ ..] => class_of(rest, c).map(|used| used + 1),
+        [literal, ..] => (*literal == c).then_some(1),
+        [] => None,
+    }
+}
+
+/// After the `[`.
+fn class_of(pattern: &[char], c: char) -> Option<usize> {
+    let negated = pattern.first() == Some(&'^');
+    let mut i = usize::from(negated);
+    let first = i;
+    let mut found = false;
+    loop {
+        match pattern.get(i)? {
+            ']' if i > first => break,
+            _ => {}
+        }
+        let (low, next) = class_end(pattern, i)?;
+        let (high, next) = match pattern.get(next) {
+            Some('-') => class_end(pattern, next + 1)?,
+            _ => (low, next),
+        };
+        found |= (low..=high).contains(&c);
+        i = next;
+    }
+    (found != negated && c != '/').then_some(i + 1)
+}
+
+fn class_end(pattern: &[char], i: usize) -> Option<(char, usize)> {
+    match pattern.get(i)? {
+        '\\' => Some((*pattern.get(i + 1)?, i + 2)),
+        '-' | ']' => None,
+        c => Some((*c, i + 1)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn patterns() {
+        let check = |pattern: &str, text: &str, want| {
+            assert_eq!(matches(pattern, text), want, "{pattern} on {text}");
+        };
+        check("a.b/c", "a.b/c", true);
+        check("a.b/c", "a.b/cd", false);
+        check("a.b/*", "a.b/c", true);
+        check("a.b/*", "a.b/", true);
+        check("*", "a.b/c", false);
+        check("*/*", "a.b/c", true);
+        check("*.b/*", "a.b/c", true);
+        check("*a*b", "xaxaxb", true);
+        check("*a*b", "xaxaxc", false);
+        check("*/b*", "a/x/b", false);
+        check("?.b", "a.b", true);
+        check("?b", "/b", false);
+        check("[a-c]x", "bx", true);
+        check("[^a-c]x", "bx", false);
+        check("[^a-c]x", "dx", true);
+        check("[]x", "]x", false);
+        check("[a", "a", false);
+        check("\\*", "*", true);
+        check("\\*", "a", false);
+        check("a\\", "a\\", false);
+        check("", "", true);
+    }
+
+    proptest! {
+        #[test]
+        fn no_pattern_panics(pattern in "[a/*?\\[\\]^\\\\-]{0,12}", text in "[a/b]{0,12}") {
+            matches(&pattern, &text);
+        }
+
+        #[test]
+        fn a_text_matches_itself_quoted(text: String) {
+            let quoted: String = text.chars().flat_map(|c| ['\\', c]).collect();
+            prop_assert!(matches(&quoted, &text));
+        }
+
+        #[test]
+        fn many_stars_stay_quick(stars in 1_usize..60) {
+            let pattern = "*a".repeat(stars) + "b";
+            matches(&pattern, &"a".repeat(2000));
+        }
+    }
+}
