@@ -15,7 +15,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         // One by one: by package alone, cargo would hand the unit tests to the bench run as well.
         let status = Command::new("cargo")
             .current_dir(root)
-            .args(["bench", "--locked", "--quiet", "--package", package, "--bench", bench])
+            .args(["bench", "--locked", "--quiet", "--package", &package, "--bench", bench])
             .status()
             .context("run cargo bench")?;
         ensure!(status.success(), "benchmark {bench} of {package}: {status}");
@@ -23,12 +23,15 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     Ok(())
 }
 
-fn benches(metadata: &Metadata) -> Vec<(&str, &str)> {
+/// The package with its version: a peer we measure against may have our crate's name.
+fn benches(metadata: &Metadata) -> Vec<(String, &str)> {
     let mut benches: Vec<_> = metadata
         .members()
         .flat_map(|package| package.targets.iter().map(move |target| (package, target)))
         .filter(|(_, target)| target.kind.iter().any(|kind| kind == "bench"))
-        .map(|(package, target)| (package.name.as_str(), target.name.as_str()))
+        .map(|(package, target)| {
+            (format!("{}@{}", package.name, package.version), target.name.as_str())
+        })
         .collect();
     benches.sort_unstable();
     benches
@@ -50,6 +53,6 @@ mod tests {
                 |name: &str, kind: &str| Target { name: name.into(), kind: vec![kind.into()] };
             package.targets = vec![target("commit", "bench"), target("kill", "test")];
         }
-        assert_eq!(benches(&metadata), [("store", "commit")]);
+        assert_eq!(benches(&metadata), [("store@0.1.0".to_owned(), "commit")]);
     }
 }
