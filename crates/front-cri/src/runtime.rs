@@ -113,9 +113,10 @@ impl RuntimeService for Runtime {
         let id = not_empty(POD_ID, pod_sandbox_id)?;
         let engine = self.engine()?;
         let view = engine.pod(&id).map_err(status)?;
-        let info = match verbose {
-            true => info(&engine.pod_details(&id).await.map_err(status)?),
-            false => BTreeMap::new(),
+        let info = if verbose {
+            info(&engine.pod_details(&id).await.map_err(status)?)
+        } else {
+            BTreeMap::new()
         };
         Ok(Response::new(pod::response(&view, info)))
     }
@@ -193,9 +194,10 @@ impl RuntimeService for Runtime {
         let id = not_empty(CONTAINER_ID, container_id)?;
         let engine = self.engine()?;
         let record = engine.container(&id).map_err(status)?;
-        let info = match verbose {
-            true => info(&engine.container_details(&id).await.map_err(status)?),
-            false => BTreeMap::new(),
+        let info = if verbose {
+            info(&engine.container_details(&id).await.map_err(status)?)
+        } else {
+            BTreeMap::new()
         };
         let status = Some(container::status(&record));
         Ok(Response::new(v1::ContainerStatusResponse { status, info }))
@@ -307,3 +309,6 @@ fn condition(name: &str, condition: &Condition) -> v1::RuntimeCondition {
 fn info(details: &impl ToString) -> BTreeMap<String, String> {
     BTreeMap::from([("info".to_owned(), details.to_string())])
 }
+
+#[cfg(test)]
+mod tests;
