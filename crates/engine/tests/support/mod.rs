@@ -1,0 +1,209 @@
+//! An engine with real pods, whose one image is busybox in a folder.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use base::Id;
+use engine::{
+    Engine, EngineConfig, EngineError, Handler, Limits,
+    record::PinnedImage,
+    request::{NewContainer, PodName, PodNamespace, PodRequest},
+    storage::{Boxed, NewRootfs, Storage},
+};
+use oci::{CgroupDriver, ContainerRequest, HandlerFacts, ImageFacts};
+use store::Store;
+use sys::mount::{self, Attrs, Overlay, Unmount, Upper};
+
+/// Every test has its own directories and cgroup.
+pub struct Host {
+    pub dir: tempfile::TempDir,
+    pub cgroup: String,
+}
+
+/// Root file systems are overlays over one folder.
+#[derive(Debug)]
+struct Folder {
+    dir: PathBuf,
+}
+
+impl Host {
+    /// `None`, loudly, where containers cannot be run.
+    pub fn new(test: &str) -> Option<Self> {
+        if !testkit::is_root() {
+            testkit::skip(test, "needs root");
+            return None;
+        }
+        let dir = tempfile::Builder::new().prefix("ls-").tempdir().unwrap();
+        busybox(&dir.path().join("image"));
+        let cgroup = format!("/ls-test-{}", &Id::random().short());
+        Some(Self { dir, cgroup })
+    }
+
+    pub fn state(&self) -> PathBuf {
+        self.dir.path().join("run")
+    }
+
+    /// As a daemon opens it at its start.
+    pub async fn open(&self) -> (Engine, Store) {
+        fs::create_dir_all(self.state()).unwrap();
+        let store = Store::open(self.dir.path().join("store")).unwrap();
+        let handler = Handler {
+            name: "runc".into(),
+            binary: "/usr/sbin/runc".into(),
+            snapshotter: None,
+            facts: HandlerFacts { name: "runc".into(), ..HandlerFacts::default() },
+        };
+        let config = EngineConfig {
+            state: self.state(),
+            shim_binary: shim(),
+            handlers: vec![handler],
+            host: engine::host::look().unwrap(),
+            policy: oci::Policy::default(),
+            cgroup_driver: CgroupDriver::Cgroupfs,
+            limits: Limits::default(),
+            max_log_line: 16384,
+        };
+        let folder = Arc::new(Folder { dir: self.dir.path().to_owned() });
+        let engine = Engine::open(config, store.clone(), folder).await.unwrap();
+        (engine, store)
+    }
+
+    pub fn pod(&self, name: &str) -> PodRequest {
+        PodRequest {
+            name: PodName {
+                name: name.into(),
+                namespace: "test".into(),
+                uid: "u".into(),
+                attempt: 0,
+            },
+            network: PodNamespace::Node,
+            cgroup_parent: Some(self.cgroup.clone()),
+            log_directory: Some(self.dir.path().join("logs")),
+            ..PodRequest::default()
+        }
+    }
+
+    /// All that a test must not leave: mounts, processes, cgroups.
+    #[track_caller]
+    pub fn assert_clean(&self) {
+        let state = self.state();
+        let mounts = mount::Table::own().unwrap();
+        let left: Vec<_> = mounts.below(&state).map(|entry| entry.point.clone()).collect();
+        assert!(left.is_empty(), "mounts left: {left:?}");
+        let processes = processes_with(self.dir.path());
+        assert!(processes.is_empty(), "processes left: {processes:?}");
+        let pods: Vec<_> = fs::read_dir(state.join("pods"))
+            .into_iter()
+            .flatten()
+            .map(|entry| entry.unwrap().path())
+            .collect();
+        assert!(pods.is_empty(), "directories left: {pods:?}");
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        for (pid, _) in processes_with(self.dir.path()) {
+            if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+        }
+        let _ = mount::unmount_tree(self.dir.path(), Unmount::Lazy);
+        for controller in fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten() {
+            let _ = fs::remove_dir(controller.path().join(&self.cgroup[1..]));
+        }
+    }
+}
+
+/// Processes whose command line names `dir`.
+fn processes_with(dir: &Path) -> Vec<(i32, String)> {
+    let wanted = dir.to_string_lossy().into_owned();
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let Ok(pid) = entry.file_name().to_string_lossy().parse::<i32>() else { continue };
+        let cmdline = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let cmdline = String::from_utf8_lossy(&cmdline).replace('\0', " ");
+        if cmdline.contains(&wanted) {
+            found.push((pid, cmdline));
+        }
+    }
+    found
+}
+
+/// Beside the test binaries, where `cargo build -p shim` puts it.
+fn shim() -> PathBuf {
+    let mut dir = std::env::current_exe().unwrap();
+    dir.pop();
+    dir.pop();
+    let shim = dir.join("longshore-shim");
+    assert!(shim.exists(), "{} is missing: cargo build -p shim", shim.display());
+    shim
+}
+
+fn busybox(into: &Path) {
+    for dir in ["bin", "etc", "proc", "sys", "dev", "tmp"] {
+        fs::create_dir_all(into.join(dir)).unwrap();
+    }
+    fs::copy("/bin/busybox", into.join("bin/busybox")).unwrap();
+    for applet in
+        ["sh", "sleep", "echo", "cat", "true", "false", "ls", "id", "hostname", "ps", "env"]
+    {
+        symlink("busybox", into.join("bin").join(applet)).unwrap();
+    }
+    fs::write(into.join("etc/passwd"), "root:x:0:0:root:/:/bin/sh\n").unwrap();
+}
+
+impl Storage for Folder {
+    fn image(&self, reference: &str) -> engine::Result<PinnedImage> {
+        if reference != "busybox" {
+            return Err(EngineError::NotFound { what: "image", id: reference.to_owned() });
+        }
+        let id = base::Digest::sha256([7; 32]);
+        Ok(PinnedImage {
+            id: id.clone(),
+            name: reference.to_owned(),
+            repo_digest: id.to_string(),
+            facts: ImageFacts::default(),
+            chain: Vec::new(),
+        })
+    }
+
+    fn mount(&self, rootfs: NewRootfs) -> Boxed<'_, engine::Result<()>> {
+        let work = self.dir.join("upper").join(rootfs.container);
+        let (upper, workdir) = (work.join("u"), work.join("w"));
+        fs::create_dir_all(&upper).unwrap();
+        fs::create_dir_all(&workdir).unwrap();
+        let overlay = Overlay {
+            lower: vec![self.dir.join("image")],
+            upper: Some(Upper { dir: upper, work: workdir }),
+            ..Overlay::default()
+        };
+        Box::pin(async move { Ok(overlay.mount_at(&rootfs.target, Attrs::default())?) })
+    }
+
+    fn release(&self, container: Id, target: PathBuf) -> Boxed<'_, engine::Result<()>> {
+        let work = self.dir.join("upper").join(container);
+        Box::pin(async move {
+            mount::unmount(&target, Unmount::Lazy)?;
+            let _ = fs::remove_dir_all(work);
+            Ok(())
+        })
+    }
+}
+
+pub fn sh(name: &str, script: &str) -> NewContainer {
+    NewContainer {
+        image: engine::request::ImageChoice { reference: "busybox".into(), ..Default::default() },
+        log_path: Some(format!("{name}.log").into()),
+        container: ContainerRequest {
+            name: name.into(),
+            command: vec!["/bin/sh".into(), "-c".into(), script.into()],
+            ..ContainerRequest::default()
+        },
+        ..NewContainer::default()
+    }
+}
