@@ -215,8 +215,6 @@ fn buildable() -> impl Strategy<Value = World> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
-
     #[test]
     fn no_request_panics_and_the_same_gives_the_same(world in world()) {
         match (world.build(), world.clone().build()) {

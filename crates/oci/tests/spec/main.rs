@@ -5,6 +5,7 @@
 
 mod laws;
 mod refusals;
+mod runtimes;
 mod specs;
 mod updates;
 mod world;
