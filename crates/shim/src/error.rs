@@ -1,0 +1,75 @@
+use std::{fmt, io, path::Path};
+
+use ttrpc::{Code, Status};
+
+pub(crate) type Result<T> = std::result::Result<T, Error>;
+
+/// Why a request was not carried out; the caller decides by the code it becomes.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("no {what} {id:?}")]
+    NotFound { what: &'static str, id: String },
+
+    #[error("{what} {id:?} exists already")]
+    Exists { what: &'static str, id: String },
+
+    #[error("cannot {wanted}: {what} {id:?} is {phase}")]
+    Phase { wanted: &'static str, what: &'static str, id: String, phase: String },
+
+    #[error("{field}: {why}")]
+    Invalid { field: &'static str, why: String },
+
+    /// In the runtime's own words.
+    #[error("{runtime} {step}: {said}")]
+    Runtime { runtime: String, step: &'static str, said: String },
+
+    #[error("{doing}: not done in time")]
+    Timeout { doing: &'static str },
+
+    /// The thread that writes logs does not keep up, most likely because of its disk.
+    #[error("log thread is busy: cannot {doing}")]
+    Busy { doing: &'static str },
+
+    #[error("{0} is not implemented")]
+    Unimplemented(&'static str),
+
+    #[error("{doing}: {source}")]
+    Io { doing: String, source: io::Error },
+}
+
+impl Error {
+    /// `.map_err(Error::io("open log"))`
+    pub(crate) fn io<E: Into<io::Error>>(doing: impl fmt::Display) -> impl FnOnce(E) -> Self {
+        move |source| Self::Io { doing: doing.to_string(), source: source.into() }
+    }
+
+    /// `.map_err(Error::on("open", path))`
+    pub(crate) fn on<E: Into<io::Error>>(step: &str, path: &Path) -> impl FnOnce(E) -> Self {
+        Self::io(format!("{step} {}", path.display()))
+    }
+
+    fn code(&self) -> Code {
+        match self {
+            Self::NotFound { .. } => Code::NotFound,
+            Self::Exists { .. } => Code::AlreadyExists,
+            Self::Phase { .. } => Code::FailedPrecondition,
+            Self::Invalid { .. } => Code::InvalidArgument,
+            Self::Timeout { .. } => Code::DeadlineExceeded,
+            Self::Busy { .. } => Code::ResourceExhausted,
+            Self::Unimplemented(_) => Code::Unimplemented,
+            Self::Io { source, .. } => match source.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    Code::ResourceExhausted
+                }
+                _ => Code::Internal,
+            },
+            Self::Runtime { .. } => Code::Internal,
+        }
+    }
+}
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        Self::new(error.code(), error.to_string())
+    }
+}

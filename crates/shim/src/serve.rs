@@ -1,0 +1,160 @@
+//! The life of a shim that is ready: it serves until it is shut down, or until its pod is
+//! gone.
+
+use std::{
+    fs::{self, File},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::net::UnixListener,
+    },
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use api_shim::{
+    name,
+    start::{Description, Files},
+};
+use parking_lot::Mutex;
+use rustix::fs::inotify;
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
+use ttrpc::Server;
+
+use crate::{
+    error::{Error, Result},
+    io::IoThread,
+    note,
+    pod::Pod,
+    reaper::{self, Reaper},
+    service,
+    tasks::Tasks,
+};
+
+/// Answers on their way when the shim ends.
+const LAST_ANSWERS: Duration = Duration::from_millis(500);
+
+/// What the handlers share.
+#[derive(Debug)]
+pub(crate) struct Shim {
+    pub(crate) tasks: Arc<Tasks>,
+    pod: Mutex<Pod>,
+    stop: CancellationToken,
+}
+
+/// Bound before the pod is made, so that a ready shim can be reached.
+#[derive(Debug)]
+pub(crate) struct Sockets {
+    calls: UnixListener,
+    attach: UnixListener,
+}
+
+impl Sockets {
+    pub(crate) fn bind(dir: &Path, files: &Files) -> Result<Self> {
+        let bind = |path: &Path| {
+            // Left by a shim that was killed; nobody can listen on it any more.
+            let _ = fs::remove_file(path);
+            let (short, _dir) = short_path(path)?;
+            UnixListener::bind(short).map_err(Error::on("bind", path))
+        };
+        if !dir.is_dir() {
+            return Err(Error::Invalid { field: "dir", why: "is no directory".to_owned() });
+        }
+        Ok(Self { calls: bind(&files.socket)?, attach: bind(&files.attach)? })
+    }
+}
+
+/// The same path, short enough for a socket address while the directory is held open.
+pub(crate) fn short_path(path: &Path) -> Result<(PathBuf, Option<File>)> {
+    const MAX: usize = 107;
+    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(Error::Invalid { field: "path", why: "is no socket's".to_owned() });
+    };
+    if path.as_os_str().len() <= MAX {
+        return Ok((path.to_owned(), None));
+    }
+    let dir = File::open(dir).map_err(Error::on("open", dir))?;
+    let short = Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string()).join(name);
+    Ok((short, Some(dir)))
+}
+
+/// Returns when the shim's work is over; the pod is released by then, or as far as it can be.
+pub(crate) fn run(description: &Description, pod: Pod, sockets: Sockets) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(Error::io("start the control thread"))?;
+    runtime.block_on(serve(description, pod, sockets))
+}
+
+async fn serve(description: &Description, pod: Pod, sockets: Sockets) -> Result<()> {
+    let children = reaper::children().map_err(Error::io("listen for exits"))?;
+    let reaper = Arc::new(Reaper::default());
+    let io = IoThread::start(sockets.attach)?;
+    let records = Files::of(&description.dir).tasks;
+    let tasks = Tasks::new(description, pod.first_pid(), io, Arc::clone(&reaper), records)?;
+    let tasks = Arc::new(tasks);
+    let stop = CancellationToken::new();
+    let shim = Arc::new(Shim { tasks, pod: Mutex::new(pod), stop: stop.clone() });
+    let server = Server::builder()
+        .service(service::task(name::TASK_V3, &shim))
+        .service(service::task(name::TASK_V2, &shim))
+        .service(service::io(&shim))
+        .build();
+    sockets.calls.set_nonblocking(true).map_err(Error::io("listen"))?;
+    let listener =
+        tokio::net::UnixListener::from_std(sockets.calls).map_err(Error::io("listen"))?;
+
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => {}
+        () = reaper.run(children) => note::warn("no more exits are told"),
+        served = server.serve(listener) => served.map_err(Error::io("serve"))?,
+        () = pod_gone(&description.dir, &shim) => note::warn("the pod's directory is gone"),
+    }
+    if timeout(LAST_ANSWERS, server.shutdown()).await.is_err() {
+        server.abort();
+    }
+    shim.pod.lock().release()
+}
+
+/// Nobody can reach us any more, and nothing runs.
+async fn pod_gone(dir: &Path, shim: &Shim) {
+    if let Err(error) = removal(dir).await {
+        // Then only a shutdown ends us.
+        note::warn(format_args!("watch {}: {error}", dir.display()));
+        return std::future::pending().await;
+    }
+    shim.tasks.none_runs().await;
+}
+
+async fn removal(dir: &Path) -> std::io::Result<()> {
+    let watch = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC)?;
+    let flags = inotify::WatchFlags::DELETE_SELF | inotify::WatchFlags::ONLYDIR;
+    inotify::add_watch(&watch, dir, flags)?;
+    // The only event there can be.
+    readable(watch)?.readable().await.map(drop)
+}
+
+#[expect(deprecated, reason = "its unsafe twin is for descriptors that others may close")]
+fn readable(fd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(fd, Interest::READABLE)
+}
+
+impl Shim {
+    /// Releases the pod and ends the shim. Refused while a container runs, and while one
+    /// is not deleted unless it is to be `now`.
+    pub(crate) async fn shutdown(&self, now: bool) -> Result<()> {
+        let (runs, any) = self.tasks.census();
+        if runs || any && !now {
+            let phase = if runs { "in use by a container that runs" } else { "not empty" };
+            let (wanted, what, id) = ("shut down", "pod", String::new());
+            return Err(Error::Phase { wanted, what, id, phase: phase.to_owned() });
+        }
+        self.pod.lock().release()?;
+        self.stop.cancel();
+        Ok(())
+    }
+}

@@ -1,0 +1,318 @@
+//! The methods of Task and Io: translate, call, translate back.
+//!
+//! Everything that changes something runs in a task of its own: a client that goes away
+//! ends its call, not the work.
+
+use std::sync::Arc;
+
+use api_shim::{
+    longshore::{CreateOptions, Exit, ListRequest, ListResponse, ReopenLogRequest},
+    name,
+    process::ProcessInfo,
+    task::v3::{
+        CheckpointTaskRequest, CloseIoRequest, ConnectRequest, ConnectResponse, CreateTaskRequest,
+        CreateTaskResponse, DeleteRequest, DeleteResponse, ExecProcessRequest, KillRequest,
+        PauseRequest, PidsRequest, PidsResponse, ResizePtyRequest, ResumeRequest, ShutdownRequest,
+        StartRequest, StartResponse, StateRequest, StateResponse, StatsRequest, StatsResponse,
+        UpdateTaskRequest, WaitRequest, WaitResponse,
+    },
+};
+use prost::Message;
+use sys::pty::Window;
+use tokio::time::Instant;
+use ttrpc::{ServerContext, Service, Status};
+
+use crate::{
+    error::{Error, Result},
+    exec::Exec,
+    serve::Shim,
+    tasks::Create,
+};
+
+/// The Task service, under the name of one of its versions: the messages are the same.
+pub(crate) fn task(name: &str, shim: &Arc<Shim>) -> Service {
+    let service = Service::new(name)
+        .unary("State", quick(shim, |shim, request| state(&shim, &request)))
+        .unary("Create", steady(shim, create))
+        .unary("Start", steady(shim, start))
+        .unary(
+            "Delete",
+            steady(shim, async |shim, request, deadline| {
+                let (pid, exit) = delete(shim, request, deadline).await?;
+                Ok(DeleteResponse { pid, exit_status: exit.status, exited_at: exit.at })
+            }),
+        )
+        .unary("Pids", quick(shim, |shim, request: PidsRequest| pids(&shim, &request)))
+        .unary(
+            "Pause",
+            steady(shim, async |shim, request: PauseRequest, _| {
+                shim.tasks.set_paused(&request.id, true).await
+            }),
+        )
+        .unary(
+            "Resume",
+            steady(shim, async |shim, request: ResumeRequest, _| {
+                shim.tasks.set_paused(&request.id, false).await
+            }),
+        )
+        .unary("Kill", steady(shim, kill))
+        .unary(
+            "Exec",
+            quick(shim, |shim, request: ExecProcessRequest| shim.tasks.add_exec(request)),
+        );
+    service
+        .unary("ResizePty", quick(shim, |shim, request| resize(&shim, &request)))
+        .unary("CloseIO", quick(shim, |shim, request| close_io(&shim, &request)))
+        .unary("Update", steady(shim, update))
+        .unary(
+            "Wait",
+            waiting(shim, async |shim, request| {
+                let exit = wait(shim, request).await?;
+                Ok(WaitResponse { exit_status: exit.status, exited_at: exit.at })
+            }),
+        )
+        .unary("Connect", quick(shim, |shim, request| connect(&shim, &request)))
+        .unary("Shutdown", steady(shim, shutdown))
+        .unary(
+            "Checkpoint",
+            quick(shim, |_, _: CheckpointTaskRequest| {
+                Err::<(), _>(Error::Unimplemented("Checkpoint"))
+            }),
+        )
+        .unary(
+            "Stats",
+            quick(shim, |_, _: StatsRequest| {
+                // The daemon reads the cgroups itself, of all containers at once.
+                Err::<StatsResponse, _>(Error::Unimplemented("Stats"))
+            }),
+        )
+}
+
+pub(crate) fn io(shim: &Arc<Shim>) -> Service {
+    Service::new(name::IO)
+        .unary("Wait", waiting(shim, wait))
+        .unary(
+            "Delete",
+            steady(shim, async |shim, request, deadline| {
+                delete(shim, request, deadline).await.map(|(_, exit)| exit)
+            }),
+        )
+        .unary(
+            "List",
+            quick(shim, |shim, request: ListRequest| {
+                Ok(ListResponse { tasks: shim.tasks.list(&request.id)? })
+            }),
+        )
+        .unary(
+            "ReopenLog",
+            steady(shim, async |shim, request: ReopenLogRequest, _| {
+                shim.tasks.reopen_log(&request.id).await
+            }),
+        )
+}
+
+// === the three kinds of handlers ===
+
+type Answer<Res> = std::result::Result<Res, Status>;
+
+/// Answers at once.
+fn quick<Req, Res>(
+    shim: &Arc<Shim>,
+    act: impl Fn(Arc<Shim>, Req) -> Result<Res> + Clone + Send + Sync + 'static,
+) -> impl Fn(ServerContext, Req) -> std::future::Ready<Answer<Res>> + Send + Sync + 'static {
+    let shim = Arc::clone(shim);
+    move |_, request| std::future::ready(act(Arc::clone(&shim), request).map_err(Status::from))
+}
+
+/// Changes something, and finishes whoever waits.
+fn steady<Req, Res, Fut>(
+    shim: &Arc<Shim>,
+    act: impl Fn(Arc<Shim>, Req, Option<Instant>) -> Fut + Send + Sync + 'static,
+) -> impl Fn(ServerContext, Req) -> std::pin::Pin<Box<dyn Future<Output = Answer<Res>> + Send>>
++ Send
++ Sync
++ 'static
+where
+    Req: 'static,
+    Res: Send + 'static,
+    Fut: Future<Output = Result<Res>> + Send + 'static,
+{
+    let shim = Arc::clone(shim);
+    move |ctx, request| {
+        let work = shim.tasks.work.spawn(act(Arc::clone(&shim), request, ctx.deadline));
+        Box::pin(async move {
+            let panicked = |e| Status::internal(format!("the call died: {e}"));
+            work.await.map_err(panicked)?.map_err(Status::from)
+        })
+    }
+}
+
+/// Only looks on, and ends with its client.
+fn waiting<Req, Res, Fut>(
+    shim: &Arc<Shim>,
+    act: impl Fn(Arc<Shim>, Req) -> Fut + Send + Sync + 'static,
+) -> impl Fn(ServerContext, Req) -> std::pin::Pin<Box<dyn Future<Output = Answer<Res>> + Send>>
++ Send
++ Sync
++ 'static
+where
+    Req: 'static,
+    Res: Send + 'static,
+    Fut: Future<Output = Result<Res>> + Send + 'static,
+{
+    let shim = Arc::clone(shim);
+    move |_, request| {
+        let work = act(Arc::clone(&shim), request);
+        Box::pin(async move { work.await.map_err(Status::from) })
+    }
+}
+
+// === methods ===
+
+async fn create(
+    shim: Arc<Shim>,
+    request: CreateTaskRequest,
+    deadline: Option<Instant>,
+) -> Result<CreateTaskResponse> {
+    let invalid = |field, why: &str| Error::Invalid { field, why: why.to_owned() };
+    let paths = [&request.stdin, &request.stdout, &request.stderr];
+    if paths.iter().any(|path| !path.is_empty()) {
+        return Err(invalid("stdin, stdout, stderr", "output goes to the log: see the options"));
+    }
+    if !request.rootfs.is_empty() {
+        return Err(invalid("rootfs", "is to be mounted by the caller"));
+    }
+    if !request.checkpoint.is_empty() {
+        return Err(Error::Unimplemented("restoring a checkpoint"));
+    }
+    let options = match request.options {
+        Some(any) if any.type_url == name::CREATE_OPTIONS => {
+            CreateOptions::decode(any.value.as_slice())
+                .map_err(|e| invalid("options", &e.to_string()))?
+        }
+        Some(any) => return Err(invalid("options", &format!("{} is unknown", any.type_url))),
+        None => CreateOptions::default(),
+    };
+    let (id, bundle, tty) = (request.id, request.bundle.into(), request.terminal);
+    let pid = shim.tasks.create(Create { id, bundle, tty, options }, deadline).await?;
+    Ok(CreateTaskResponse { pid })
+}
+
+async fn start(
+    shim: Arc<Shim>,
+    request: StartRequest,
+    deadline: Option<Instant>,
+) -> Result<StartResponse> {
+    let StartRequest { id, exec_id } = request;
+    let pid = match exec_id.as_str() {
+        "" => shim.tasks.start(&id, deadline).await?,
+        exec_id => shim.tasks.start_exec(&id, exec_id, deadline).await?,
+    };
+    Ok(StartResponse { pid })
+}
+
+async fn delete(
+    shim: Arc<Shim>,
+    request: DeleteRequest,
+    deadline: Option<Instant>,
+) -> Result<(u32, Exit)> {
+    let DeleteRequest { id, exec_id } = request;
+    let task = shim.tasks.get(&id)?;
+    match exec_id.as_str() {
+        "" => Ok((task.init.pid(), shim.tasks.delete(&id, deadline).await?)),
+        exec_id => {
+            let pid = task.exec(exec_id)?.process.pid();
+            Ok((pid, shim.tasks.delete_exec(&id, exec_id).await?))
+        }
+    }
+}
+
+async fn wait(shim: Arc<Shim>, request: WaitRequest) -> Result<Exit> {
+    let task = shim.tasks.get(&request.id)?;
+    match request.exec_id.as_str() {
+        "" => Ok(task.exit(&task.init.wait().await)),
+        exec_id => Ok(Exec::exit(&task.exec(exec_id)?.process.wait().await)),
+    }
+}
+
+async fn kill(shim: Arc<Shim>, request: KillRequest, _: Option<Instant>) -> Result<()> {
+    let KillRequest { id, exec_id, signal, all } = request;
+    let signal = i32::try_from(signal).ok().filter(|signal| (0..=64).contains(signal));
+    let invalid = || Error::Invalid { field: "signal", why: "is none".to_owned() };
+    let signal = signal.ok_or_else(invalid)?;
+    match exec_id.as_str() {
+        "" => shim.tasks.kill(&id, signal, all).await,
+        exec_id => shim.tasks.kill_exec(&id, exec_id, signal),
+    }
+}
+
+async fn update(
+    shim: Arc<Shim>,
+    request: UpdateTaskRequest,
+    deadline: Option<Instant>,
+) -> Result<()> {
+    let missing = || Error::Invalid { field: "resources", why: "are missing".to_owned() };
+    let resources = request.resources.ok_or_else(missing)?.value;
+    shim.tasks.update(&request.id, resources, deadline).await
+}
+
+async fn shutdown(shim: Arc<Shim>, request: ShutdownRequest, _: Option<Instant>) -> Result<()> {
+    shim.shutdown(request.now).await
+}
+
+fn state(shim: &Shim, request: &StateRequest) -> Result<StateResponse> {
+    let task = shim.tasks.get(&request.id)?;
+    let (id, bundle) = (task.id.clone(), task.bundle.display().to_string());
+    let base = StateResponse { id, bundle, terminal: task.tty, ..StateResponse::default() };
+    if request.exec_id.is_empty() {
+        let (info, ended) = (task.info(), task.init.ended());
+        let exit = ended.map(|ended| task.exit(&ended)).unwrap_or_default();
+        let (exit_status, exited_at) = (exit.status, exit.at);
+        return Ok(StateResponse {
+            pid: info.pid,
+            status: info.status,
+            exit_status,
+            exited_at,
+            ..base
+        });
+    }
+    let exec = task.exec(&request.exec_id)?;
+    let exit = exec.process.ended().map(|ended| Exec::exit(&ended)).unwrap_or_default();
+    Ok(StateResponse {
+        exec_id: request.exec_id.clone(),
+        pid: exec.process.pid(),
+        status: exec.status().into(),
+        exit_status: exit.status,
+        exited_at: exit.at,
+        ..base
+    })
+}
+
+fn pids(shim: &Shim, request: &PidsRequest) -> Result<PidsResponse> {
+    let info = |pid| ProcessInfo { pid, info: None };
+    let processes = shim.tasks.pids(&request.id)?.into_iter().map(info).collect();
+    Ok(PidsResponse { processes })
+}
+
+fn resize(shim: &Shim, request: &ResizePtyRequest) -> Result<()> {
+    let terminal = shim.tasks.get(&request.id)?.terminal(&request.exec_id)?;
+    let side = |size: u32| u16::try_from(size).unwrap_or(u16::MAX);
+    let window = Window { rows: side(request.height), columns: side(request.width) };
+    sys::pty::resize(&terminal, window).map_err(Error::io("resize"))
+}
+
+fn close_io(shim: &Shim, request: &CloseIoRequest) -> Result<()> {
+    match request.stdin {
+        true => shim.tasks.close_stdin(&request.id, &request.exec_id),
+        false => Ok(()),
+    }
+}
+
+fn connect(shim: &Shim, request: &ConnectRequest) -> Result<ConnectResponse> {
+    let task_pid = match request.id.as_str() {
+        "" => 0,
+        id => shim.tasks.get(id)?.init.pid(),
+    };
+    let version = env!("CARGO_PKG_VERSION").to_owned();
+    Ok(ConnectResponse { shim_pid: std::process::id(), task_pid, version })
+}

@@ -1,0 +1,12 @@
+//! Real containers under a real shim. Needs root and an OCI runtime that works here.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, like tests")]
+
+mod attach;
+mod containers;
+mod death;
+mod execs;
+mod logs;
+mod namespaces;
+mod resources;
+mod world;
