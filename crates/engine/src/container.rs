@@ -2,11 +2,11 @@
 
 mod facts;
 mod make;
-mod remove;
-mod start;
+pub(crate) mod remove;
+pub(crate) mod start;
 mod update;
 
 pub(crate) use make::MakeContainer;
-pub(crate) use remove::{release, remove};
-pub(crate) use start::{Started, start};
+pub(crate) use remove::release;
+pub(crate) use start::Started;
 pub(crate) use update::update;

@@ -38,3 +38,29 @@ impl Moment {
         }
     }
 }
+
+/// Every point of every operation, as the environment names them. Made from the step lists:
+/// a step is here because it exists.
+#[cfg(feature = "crash-points")]
+pub fn points() -> Vec<String> {
+    let mut points = of_plan::<crate::pod::MakePod>();
+    points.extend(of_plan::<crate::container::MakeContainer>());
+    let stages: [(&str, &[&str]); 4] = [
+        (crate::container::start::OPERATION, &crate::container::start::STAGES),
+        (crate::container::remove::OPERATION, &crate::container::remove::STAGES),
+        (crate::pod::stop::OPERATION, &crate::pod::stop::STAGES),
+        (crate::pod::remove::OPERATION, &crate::pod::remove::STAGES),
+    ];
+    for (operation, steps) in stages {
+        let moment = Moment::Intended.name();
+        points.extend(steps.iter().map(|step| format!("{operation}/{step}/{moment}")));
+    }
+    points
+}
+
+#[cfg(feature = "crash-points")]
+fn of_plan<P: crate::steps::Plan>() -> Vec<String> {
+    let moments = [Moment::Intended, Moment::Acted];
+    let steps = P::STEPS.iter().flat_map(|step| moments.map(|moment| (P::name(*step), moment)));
+    steps.map(|(step, moment)| format!("{}/{step}/{}", P::OPERATION, moment.name())).collect()
+}

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use base::Id;
 use jiff::Timestamp;
 use oci::{ExecRequest, Resources};
+use shim_client::AttachIo;
 use store::Store;
 use tokio::sync::{oneshot, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -12,7 +13,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     config::EngineConfig,
     error::{EngineError, Result},
-    exec,
+    exec::{self, ExecSession, ExecStdio},
     health::Health,
     layout::Layout,
     names::{Claim, Names, Outcome},
@@ -276,6 +277,33 @@ impl Engine {
     ) -> Result<ExecOutput> {
         let container = self.shared.find_container(id)?;
         exec::run_to_end(&self.shared, container, request, limit).await
+    }
+
+    /// Starts a command; dropping the session kills it. Cancel safe.
+    pub async fn exec(
+        &self,
+        id: &str,
+        request: ExecRequest,
+        stdio: ExecStdio,
+    ) -> Result<ExecSession> {
+        let container = self.shared.find_container(id)?;
+        exec::start(&self.shared, container, request, stdio).await
+    }
+
+    /// The streams of a running container, from now on. A reader that falls behind is cut
+    /// off. Cancel safe.
+    pub async fn attach(&self, id: &str, stdio: ExecStdio) -> Result<AttachIo> {
+        let container = self.shared.find_container(id)?;
+        let shim = self.shared.shim(container.pod)?;
+        let ExecStdio { stdin, stdout, stderr } = stdio;
+        Ok(shim.attach(container.id.as_str(), stdin, stdout, stderr).await?)
+    }
+
+    /// Of a container's own terminal.
+    pub async fn resize(&self, id: &str, width: u16, height: u16) -> Result<()> {
+        let container = self.shared.find_container(id)?;
+        let shim = self.shared.shim(container.pod)?;
+        Ok(shim.resize(container.id.as_str(), "", width, height).await?)
     }
 
     // === owners ===

@@ -1,12 +1,19 @@
 //! Commands in running containers.
+//!
+//! A command has a task of its own, which learns its end and cleans up after it, also when
+//! whoever started it went away: then it is killed.
 
 use std::{sync::Arc, time::Duration};
 
 use base::Id;
 use oci::{ExecRequest, Spec};
-use shim_client::{ExecFifos, ExecTask, Shim, ShimError};
-use tokio::{io::AsyncReadExt, net::unix::pipe::Receiver, sync::oneshot};
-use tokio_util::sync::CancellationToken;
+use shim_client::{ExecFifos, ExecStreams, ExecTask, Exit, Shim, ShimError};
+use tokio::{
+    io::AsyncReadExt,
+    net::unix::pipe::{Receiver, Sender},
+    sync::oneshot,
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
     error::{EngineError, Result},
@@ -20,7 +27,34 @@ use crate::{
 const OUTPUT_LIMIT: usize = 16 << 20;
 const SIGKILL: u32 = 9;
 
+/// Which streams of a command are wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExecStdio {
+    pub stdin: bool,
+    pub stdout: bool,
+    /// With a terminal there is none: all output is stdout.
+    pub stderr: bool,
+}
+
+/// A command that runs. Dropping it kills the command.
+#[derive(Debug)]
+pub struct ExecSession {
+    /// Dropping it ends the command's input.
+    pub stdin: Option<Sender>,
+    /// Ends when the last process that has the stream does, which may outlive the command.
+    pub stdout: Option<Receiver>,
+    pub stderr: Option<Receiver>,
+    pub control: ExecControl,
+    ended: oneshot::Receiver<Result<Exit>>,
+    _abandon: DropGuard,
+}
+
+/// The terminal of a command; outlives nothing, may be cloned.
+#[derive(Clone, Debug)]
+pub struct ExecControl(Arc<Command>);
+
 /// A command in a container, on its way or running.
+#[derive(Debug)]
 struct Command {
     shared: Arc<Shared>,
     shim: Arc<Shim>,
@@ -28,14 +62,13 @@ struct Command {
     exec_id: String,
 }
 
-/// See [`crate::Engine::exec_sync`]. The command is a task of its own, which ends it and
-/// cleans up also when nobody waits any longer.
-pub(crate) async fn run_to_end(
+/// Starts `request` in a running container.
+pub(crate) async fn start(
     shared: &Arc<Shared>,
     container: Arc<ContainerRecord>,
     request: ExecRequest,
-    limit: Option<Duration>,
-) -> Result<ExecOutput> {
+    stdio: ExecStdio,
+) -> Result<ExecSession> {
     if container.phase.pid().is_none() {
         let state = container.phase.to_string();
         let (what, id, action) = ("container", container.id, "run a command");
@@ -43,35 +76,99 @@ pub(crate) async fn run_to_end(
     }
     let shim = shared.shim(container.pod)?;
     let exec_id = Id::random().to_string();
-    let command = Command { shared: Arc::clone(shared), shim, container, exec_id };
-    let (done, answer) = oneshot::channel();
+    let command = Arc::new(Command { shared: Arc::clone(shared), shim, container, exec_id });
+    let (started, answer) = oneshot::channel();
     let abandoned = CancellationToken::new();
-    let _abandon = abandoned.clone().drop_guard();
+    let guard = abandoned.clone().drop_guard();
+    let (done, ended) = oneshot::channel();
+    let running = Arc::clone(&command);
+    // In a task of its own from the first step: a caller that goes away leaves nothing.
     shared.tasks.spawn(async move {
-        let result = command.run(request, limit, abandoned).await;
-        let _ = done.send(result);
+        match running.start(request, stdio).await {
+            Ok(streams) => {
+                let _ = started.send(Ok(streams));
+                let _ = done.send(running.end(abandoned).await);
+                running.delete().await;
+            }
+            Err(error) => drop(started.send(Err(error))),
+        }
     });
-    answer.await.map_err(|_| EngineError::Closing)?
+    let ExecStreams { stdin, stdout, stderr } =
+        answer.await.map_err(|_| EngineError::Closing)??;
+    let control = ExecControl(command);
+    Ok(ExecSession { stdin, stdout, stderr, control, ended, _abandon: guard })
+}
+
+/// See [`crate::Engine::exec_sync`].
+pub(crate) async fn run_to_end(
+    shared: &Arc<Shared>,
+    container: Arc<ContainerRecord>,
+    request: ExecRequest,
+    limit: Option<Duration>,
+) -> Result<ExecOutput> {
+    let id = container.id;
+    let stdio = ExecStdio { stdin: false, stdout: true, stderr: !request.tty };
+    let run = async {
+        let mut session = start(shared, container, request, stdio).await?;
+        let streams = (session.stdout.take(), session.stderr.take());
+        let read = async { tokio::join!(read_limited(streams.0), read_limited(streams.1)) };
+        let mut read = std::pin::pin!(read);
+        let mut output = None;
+        let mut ended = std::pin::pin!(session.wait());
+        let code = loop {
+            tokio::select! {
+                biased;
+                code = ended.as_mut() => break code?,
+                both = read.as_mut(), if output.is_none() => output = Some(both),
+            }
+        };
+        // Children that the command left may hold the streams open for ever.
+        let (stdout, stderr) = match output {
+            Some(both) => both,
+            None => {
+                tokio::time::timeout(shared.config.limits.drain, read).await.unwrap_or_default()
+            }
+        };
+        Ok(ExecOutput { stdout, stderr, code })
+    };
+    match limit {
+        None => run.await,
+        Some(limit) => tokio::time::timeout(limit, run).await.unwrap_or_else(|_| {
+            Err(EngineError::Timeout { doing: format!("command in container {id}"), limit })
+        }),
+    }
+}
+
+impl ExecSession {
+    /// Its exit code, once it has ended. Cancel safe.
+    pub async fn wait(&mut self) -> Result<i32> {
+        let exit = (&mut self.ended).await.map_err(|_| EngineError::Closing)??;
+        Ok(i32::try_from(exit.code).unwrap_or(crate::phase::UNKNOWN_CODE))
+    }
+}
+
+impl ExecControl {
+    pub async fn resize(&self, width: u16, height: u16) -> Result<()> {
+        let Command { shim, container, exec_id, .. } = &*self.0;
+        Ok(shim.resize(container.id.as_str(), exec_id, width, height).await?)
+    }
 }
 
 impl Command {
-    async fn run(
-        &self,
-        request: ExecRequest,
-        limit: Option<Duration>,
-        abandoned: CancellationToken,
-    ) -> Result<ExecOutput> {
+    async fn start(&self, request: ExecRequest, stdio: ExecStdio) -> Result<ExecStreams> {
         let (id, exec_id) = (self.container.id.as_str(), self.exec_id.as_str());
+        let tty = request.tty;
         let process_json = self.process(request).await?;
         let dir = self.shared.layout.exec(&self.container.pod);
-        let fifos = ExecFifos::create(&dir, &exec_id[..Id::SHORT_LEN], false, true, true)?;
+        let name = &exec_id[..Id::SHORT_LEN];
+        let fifos = ExecFifos::create(&dir, name, stdio.stdin, stdio.stdout, stdio.stderr)?;
         self.shim
             .exec(ExecTask {
                 id: id.to_owned(),
                 exec_id: exec_id.to_owned(),
                 process_json,
-                tty: false,
-                stdin: None,
+                tty,
+                stdin: fifos.stdin.clone(),
                 stdout: fifos.stdout.clone(),
                 stderr: fifos.stderr.clone(),
             })
@@ -80,12 +177,7 @@ impl Command {
             self.delete().await;
             return Err(error.into());
         }
-        let streams = fifos.into_streams()?;
-        let read =
-            async { tokio::join!(read_limited(streams.stdout), read_limited(streams.stderr)) };
-        let output = self.wait(limit, abandoned, read).await;
-        self.delete().await;
-        output
+        Ok(fifos.into_streams()?)
     }
 
     async fn process(&self, request: ExecRequest) -> Result<Vec<u8>> {
@@ -96,69 +188,32 @@ impl Command {
             let spec: Spec = serde_json::from_slice(&json).map_err(|e| {
                 EngineError::failed(format!("parse {}", path.display()), base::Kind::Internal, &e)
             })?;
-            let process =
-                oci::exec_process(&spec, &request, &oci::Accounts::default(), &shared.config.host)?;
+            let accounts = oci::Accounts::default();
+            let process = oci::exec_process(&spec, &request, &accounts, &shared.config.host)?;
             Ok(serde_json::to_vec(&process).expect("a process is JSON"))
         })
         .await
     }
 
-    /// Its end, or ours: a command over its limit, or that nobody waits for, is killed.
-    async fn wait(
-        &self,
-        limit: Option<Duration>,
-        abandoned: CancellationToken,
-        read: impl Future<Output = (Vec<u8>, Vec<u8>)>,
-    ) -> Result<ExecOutput> {
+    /// Its end; that of one nobody waits for is brought about.
+    async fn end(&self, abandoned: CancellationToken) -> Result<Exit> {
         let (id, exec_id) = (self.container.id.as_str(), self.exec_id.as_str());
-        let expiry = async {
-            match limit {
-                Some(limit) => tokio::time::sleep(limit).await,
-                None => std::future::pending().await,
-            }
-        };
-        let mut read = std::pin::pin!(read);
-        let mut output = None;
         let mut ended = std::pin::pin!(self.shim.wait_exec(id, exec_id));
-        let mut expiry = std::pin::pin!(expiry);
-        let exit = loop {
-            tokio::select! {
-                biased;
-                exit = ended.as_mut() => break exit?,
-                both = read.as_mut(), if output.is_none() => output = Some(both),
-                () = expiry.as_mut() => return Err(self.kill(limit).await),
-                () = abandoned.cancelled() => return Err(self.kill(None).await),
-            }
-        };
-        // Children that the command left may hold the streams open for ever.
-        let drain = self.shared.config.limits.drain;
-        let (stdout, stderr) = match output {
-            Some(both) => both,
-            None => tokio::time::timeout(drain, read).await.unwrap_or_default(),
-        };
-        Ok(ExecOutput { stdout, stderr, code: i32::try_from(exit.code).unwrap_or(255) })
-    }
-
-    async fn kill(&self, limit: Option<Duration>) -> EngineError {
-        let (id, exec_id) = (self.container.id.as_str(), self.exec_id.as_str());
+        tokio::select! {
+            biased;
+            exit = ended.as_mut() => return Ok(exit?),
+            () = abandoned.cancelled() => {}
+        }
         match self.shim.kill_exec(id, exec_id, SIGKILL).await {
-            Ok(()) | Err(ShimError::NotFound { .. }) => {
-                // Returns at once: nothing survives SIGKILL.
-                let _ = tokio::time::timeout(
-                    self.shared.config.limits.kill,
-                    self.shim.wait_exec(id, exec_id),
-                )
-                .await;
-            }
+            Ok(()) | Err(ShimError::NotFound { .. }) => {}
             Err(error) => {
-                tracing::warn!(container = id, error = %base::Chain(&error), "kill a command")
+                tracing::warn!(container = id, error = %base::Chain(&error), "kill a command");
             }
         }
-        let doing = format!("command in container {id}");
-        match limit {
-            Some(limit) => EngineError::Timeout { doing, limit },
-            None => EngineError::Closing,
-        }
+        let limit = self.shared.config.limits.kill;
+        let doing = || format!("the end of a command in container {id}");
+        let ended = tokio::time::timeout(limit, ended).await;
+        Ok(ended.map_err(|_| EngineError::Timeout { doing: doing(), limit })??)
     }
 
     async fn delete(&self) {

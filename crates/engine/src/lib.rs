@@ -37,6 +37,12 @@ pub mod storage;
 pub mod view;
 
 pub use config::{EngineConfig, Handler, Limits};
+#[cfg(feature = "crash-points")]
+pub use crash::points as crash_points;
 pub use engine::Engine;
 pub use error::{EngineError, Result};
+pub use exec::{ExecControl, ExecSession, ExecStdio};
+pub use shim_client::{
+    AttachInput, AttachIo, AttachOutput, Chunk as AttachChunk, Stream as AttachStream,
+};
 pub use stages::Stage;

@@ -105,11 +105,11 @@ pub(crate) enum StopWith {
 #[derive(Debug)]
 pub(crate) enum News {
     PodMade {
-        made: Result<(PodRecord, Arc<Shim>), Failure>,
+        made: Result<(Box<PodRecord>, Arc<Shim>), Box<Failure>>,
     },
     ContainerMade {
         id: Id,
-        made: Result<ContainerRecord, Failure>,
+        made: Result<Box<ContainerRecord>, Box<Failure>>,
     },
     Started {
         id: Id,
@@ -205,7 +205,7 @@ impl Owner {
                     () = stop.cancelled() => break,
                     message = inbox.recv() => match message {
                         Some(Message::Ask(ask)) => owner.on_ask(ask).await,
-                        Some(Message::News(news)) => owner.on_news(news).await,
+                        Some(Message::News(news)) => Box::pin(owner.on_news(news)).await,
                         None => break,
                     },
                 }

@@ -2,9 +2,8 @@
 
 pub(crate) mod files;
 mod make;
-mod remove;
-mod stop;
+pub(crate) mod remove;
+pub(crate) mod stop;
 
 pub(crate) use make::MakePod;
-pub(crate) use remove::remove;
-pub(crate) use stop::{Running, stop};
+pub(crate) use stop::Running;

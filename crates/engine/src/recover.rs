@@ -196,7 +196,8 @@ async fn forget_orphans(shared: &Arc<Shared>) {
         if shared.pods.get(&container.pod).is_some() {
             continue;
         }
-        let removed = crate::container::remove(Arc::clone(shared), Arc::clone(&container)).await;
+        let removed =
+            crate::container::remove::remove(Arc::clone(shared), Arc::clone(&container)).await;
         if let Err(error) = removed {
             tracing::error!(container = %container.id, error = %Chain(&error), "remove an orphan");
         }

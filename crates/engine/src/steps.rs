@@ -45,13 +45,12 @@ pub(crate) struct Failure {
 }
 
 /// Takes all steps, or undoes those it took. Not cancel safe: run it in a task.
-pub(crate) async fn run<P: Plan>(plan: &mut P) -> Result<(), Failure> {
-    let _stage = plan.stages().enter(plan.id(), P::OPERATION);
+pub(crate) async fn run<P: Plan>(plan: &mut P) -> Result<(), Box<Failure>> {
+    let stage = plan.stages().enter(plan.id(), P::OPERATION);
     for (at, &step) in P::STEPS.iter().enumerate() {
         let taken = match plan.intend(step).await {
             Ok(()) => {
-                plan.stages().at(plan.id(), P::name(step));
-                crash::point(P::OPERATION, P::name(step), Moment::Intended);
+                stage.at(P::name(step));
                 let acted = plan.act(step).await;
                 crash::point(P::OPERATION, P::name(step), Moment::Acted);
                 acted
@@ -63,7 +62,7 @@ pub(crate) async fn run<P: Plan>(plan: &mut P) -> Result<(), Failure> {
             let source = Box::new(source);
             let error = EngineError::Step { operation, id, step: P::name(step), source };
             let leftovers = undo(plan, at).await;
-            return Err(Failure { error, leftovers });
+            return Err(Box::new(Failure { error, leftovers }));
         }
     }
     Ok(())

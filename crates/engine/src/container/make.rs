@@ -3,7 +3,9 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use base::Id;
-use oci::{IdMappings, NamespacePaths, PodFacts, PodFiles, UserNamespace};
+use oci::{
+    ContainerRequest, IdMappings, NamespaceMode, NamespacePaths, PodFacts, PodFiles, UserNamespace,
+};
 
 use super::facts::{self, Known};
 use crate::{
@@ -117,7 +119,7 @@ impl MakeContainer {
 /// Writes config.json and says what came of it. Blocking.
 fn make_spec(shared: &Shared, pod: &PodRecord, container: &ContainerRecord) -> Result<Made> {
     let handler = shared.handler(&pod.handler)?;
-    let request = &container.request.container;
+    let request = &effective(pod, &container.request.container);
     let cdi = oci::cdi::Registry::default();
     let rootfs = shared.layout.rootfs(&pod.id, &container.id);
     let known = Known {
@@ -149,6 +151,20 @@ fn make_spec(shared: &Shared, pod: &PodRecord, container: &ContainerRecord) -> R
         resources: oci::resources_of(&built.spec),
         cgroup_path: cgroup.unwrap_or_default().to_string_lossy().into_owned(),
     })
+}
+
+/// What the request means in this pod. Clients leave the PID namespace unset, which reads
+/// as the pod's, also where the pod shares none; and a container cannot get nearer to the
+/// host than its pod is.
+fn effective(pod: &PodRecord, request: &ContainerRequest) -> ContainerRequest {
+    let mut request = request.clone();
+    let pid = &mut request.security.namespaces.pid;
+    *pid = match (*pid, pod.request.pid) {
+        (NamespaceMode::Pod | NamespaceMode::Node, PodPid::Container) => NamespaceMode::Container,
+        (NamespaceMode::Node, PodPid::Pod) => NamespaceMode::Pod,
+        (mode, _) => mode,
+    };
+    request
 }
 
 fn pids(shared: &Shared, pod: Id) -> BTreeMap<Id, u32> {

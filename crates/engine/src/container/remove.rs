@@ -9,6 +9,9 @@ use crate::{
     shared::Shared,
 };
 
+pub(crate) const OPERATION: &str = "remove-container";
+pub(crate) const STAGES: [&str; 3] = ["release", "record", "forgotten"];
+
 /// Gives back what it holds; its record stays. Idempotent.
 pub(crate) async fn release(shared: &Shared, container: &ContainerRecord) -> Result<()> {
     let (pod, id) = (container.pod, container.id);
@@ -26,9 +29,12 @@ pub(crate) async fn release(shared: &Shared, container: &ContainerRecord) -> Res
 
 /// The log file stays: it is the client's. Idempotent.
 pub(crate) async fn remove(shared: Arc<Shared>, container: Arc<ContainerRecord>) -> Result<()> {
-    let _stage = shared.stages.enter(container.id, "remove-container");
+    let stage = shared.stages.enter(container.id, OPERATION);
+    stage.at(STAGES[0]);
     release(&shared, &container).await?;
+    stage.at(STAGES[1]);
     shared.containers.delete(&container.id).await?;
+    stage.at(STAGES[2]);
     shared.container_names.release(&container.name, container.id);
     Ok(())
 }

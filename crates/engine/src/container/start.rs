@@ -11,6 +11,9 @@ use crate::{
     shared::Shared,
 };
 
+pub(crate) const OPERATION: &str = "start-container";
+pub(crate) const STAGES: [&str; 3] = ["create-task", "start-task", "started"];
+
 /// A process that runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Started {
@@ -20,18 +23,21 @@ pub(crate) struct Started {
 
 /// Creates the task and starts it; a task that cannot be started is deleted again.
 pub(crate) async fn start(shared: Arc<Shared>, container: Arc<ContainerRecord>) -> Result<Started> {
-    let _stage = shared.stages.enter(container.id, "start-container");
+    let stage = shared.stages.enter(container.id, OPERATION);
     let shim = shared.shim(container.pod)?;
     let id = container.id.as_str();
-    shared.stages.at(container.id, "create-task");
+    stage.at(STAGES[0]);
     match shim.create(task(&shared, &container)).await {
         // Of an earlier attempt that was cut off; nobody has started it.
         Err(ShimError::Refused { kind: base::Kind::AlreadyExists, .. }) => {}
         created => drop(created?),
     }
-    shared.stages.at(container.id, "start-task");
+    stage.at(STAGES[1]);
     match shim.start(id).await {
-        Ok(pid) => Ok(Started { pid, at: Timestamp::now() }),
+        Ok(pid) => {
+            stage.at(STAGES[2]);
+            Ok(Started { pid, at: Timestamp::now() })
+        }
         Err(error) => {
             discard(&shim, id).await;
             Err(EngineError::from(error))

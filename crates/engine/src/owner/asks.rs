@@ -33,7 +33,8 @@ impl Owner {
                 let mut plan = MakePod { shared, pod, shim: None };
                 let work = async move {
                     let made = steps::run(&mut plan).await;
-                    Ok(made.map(|()| (plan.pod, plan.shim.expect("the last step makes it"))))
+                    let shim = plan.shim.take();
+                    Ok(made.map(|()| (Box::new(plan.pod), shim.expect("the last step makes it"))))
                 };
                 self.child("run-pod", work, |done| News::PodMade { made: flatten(done) });
             }
@@ -84,7 +85,7 @@ impl Owner {
                 let mut plan = MakeContainer { shared, pod, container };
                 let work = async move {
                     let made = steps::run(&mut plan).await;
-                    Ok(made.map(|()| plan.container))
+                    Ok(made.map(|()| Box::new(plan.container)))
                 };
                 self.child("create-container", work, move |done| News::ContainerMade {
                     id,
@@ -178,7 +179,7 @@ impl Owner {
         match begun {
             Ok(container) => {
                 self.begin_work(id, Some(reply));
-                let work = container::start(Arc::clone(&self.shared), container);
+                let work = container::start::start(Arc::clone(&self.shared), container);
                 self.child("start-container", work, move |started| News::Started { id, started });
             }
             Err(error) => send(reply, Err(error)),
@@ -215,7 +216,7 @@ impl Owner {
         match self.advance(id, &ContainerEvent::Remove).await {
             Ok(container) => {
                 self.begin_work(id, Some(reply));
-                let work = container::remove(Arc::clone(&self.shared), container);
+                let work = container::remove::remove(Arc::clone(&self.shared), container);
                 self.child("remove-container", work, move |removed| News::Removed { id, removed });
             }
             Err(error) => send(reply, Err(error)),
@@ -276,7 +277,7 @@ impl Owner {
         if !stopped {
             self.ending.running = true;
             let running = self.running();
-            let work = pod::stop(Arc::clone(&self.shared), Arc::clone(&self.pod), running);
+            let work = pod::stop::stop(Arc::clone(&self.shared), Arc::clone(&self.pod), running);
             return self.child("stop-pod", work, |stopped| News::PodStopped { stopped });
         }
         for reply in self.ending.stop.drain(..) {
@@ -289,7 +290,7 @@ impl Owner {
             return self.fail_end(&error);
         }
         self.ending.running = true;
-        let work = pod::remove(Arc::clone(&self.shared), Arc::clone(&self.pod));
+        let work = pod::remove::remove(Arc::clone(&self.shared), Arc::clone(&self.pod));
         self.child("remove-pod", work, |removed| News::PodRemoved { removed });
     }
 
@@ -317,9 +318,9 @@ fn stop_signal(container: &ContainerRecord) -> u32 {
 
 /// A child that died tells so as if its plan had failed.
 fn flatten<T>(
-    done: Result<std::result::Result<T, steps::Failure>>,
-) -> std::result::Result<T, steps::Failure> {
-    done.unwrap_or_else(|error| Err(steps::Failure { error, leftovers: Vec::new() }))
+    done: Result<std::result::Result<T, Box<steps::Failure>>>,
+) -> std::result::Result<T, Box<steps::Failure>> {
+    done.unwrap_or_else(|error| Err(Box::new(steps::Failure { error, leftovers: Vec::new() })))
 }
 
 pub(super) fn refuse(ask: Ask, error: EngineError) {

@@ -37,13 +37,13 @@ impl Owner {
 
     // === made ===
 
-    async fn pod_made(&mut self, made: Result<(PodRecord, Arc<Shim>), Failure>) {
+    async fn pod_made(&mut self, made: Result<(Box<PodRecord>, Arc<Shim>), Box<Failure>>) {
         let name = self.pod.request.name.to_string();
         let outcome = match made {
             Ok((pod, shim)) => {
                 self.shared.live.set_shim(pod.id, Arc::clone(&shim));
                 self.watch_shim(&shim);
-                self.pod = Arc::new(pod);
+                self.pod = Arc::new(*pod);
                 self.advance_pod(&PodEvent::Made).await
             }
             Err(failure) => {
@@ -73,13 +73,13 @@ impl Owner {
         }
     }
 
-    async fn container_made(&mut self, id: Id, made: Result<ContainerRecord, Failure>) {
+    async fn container_made(&mut self, id: Id, made: Result<Box<ContainerRecord>, Box<Failure>>) {
         let outcome = match made {
             Ok(mut container) => match container.phase.on(&ContainerEvent::Made) {
                 Ok(phase) => {
                     container.phase = phase;
                     let name = container.name.clone();
-                    let saved = self.shared.containers.put(container).await;
+                    let saved = self.shared.containers.put(*container).await;
                     saved.map(|_| name).map_err(EngineError::from)
                 }
                 Err(illegal) => Err(illegal.into()),

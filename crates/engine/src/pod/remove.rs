@@ -5,22 +5,29 @@ use std::sync::Arc;
 use super::files;
 use crate::{container, error::Result, files::blocking, record::PodRecord, shared::Shared};
 
+pub(crate) const OPERATION: &str = "remove-pod";
+pub(crate) const STAGES: [&str; 4] = ["containers", "files", "records", "forgotten"];
+
 /// Removes its containers and its files, then the records, all at once. Idempotent.
 pub(crate) async fn remove(shared: Arc<Shared>, pod: Arc<PodRecord>) -> Result<()> {
-    let _stage = shared.stages.enter(pod.id, "remove-pod");
+    let stage = shared.stages.enter(pod.id, OPERATION);
+    stage.at(STAGES[0]);
     let containers = shared.containers_of(pod.id);
     for container in &containers {
         container::release(&shared, container).await?;
     }
+    stage.at(STAGES[1]);
     let (layout, id) = (shared.layout.clone(), pod.id);
     blocking(move || files::remove(&layout, &id)).await?;
 
+    stage.at(STAGES[2]);
     let mut batch = shared.store.batch();
     for container in &containers {
         batch.delete(&shared.containers, &container.id);
     }
     batch.delete(&shared.pods, &pod.id);
     batch.commit().await?;
+    stage.at(STAGES[3]);
     for container in &containers {
         shared.container_names.release(&container.name, container.id);
     }

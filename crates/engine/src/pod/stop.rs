@@ -11,6 +11,9 @@ use crate::{
     shared::Shared,
 };
 
+pub(crate) const OPERATION: &str = "stop-pod";
+pub(crate) const STAGES: [&str; 3] = ["kill", "shim", "stopped"];
+
 const SIGKILL: u32 = 9;
 
 /// Containers that were running when the stop began, and the news of their exits.
@@ -19,9 +22,9 @@ pub(crate) type Running = Vec<(String, watch::Receiver<bool>)>;
 /// Kills what runs, waits until the exits are on record, then ends the keeper. Idempotent;
 /// not cancel safe.
 pub(crate) async fn stop(shared: Arc<Shared>, pod: Arc<PodRecord>, running: Running) -> Result<()> {
-    let _stage = shared.stages.enter(pod.id, "stop-pod");
+    let stage = shared.stages.enter(pod.id, OPERATION);
     if let Some(shim) = shared.live.shim(pod.id) {
-        shared.stages.at(pod.id, "kill");
+        stage.at(STAGES[0]);
         for (id, _) in &running {
             // Its end, not this call, is what counts: it may have ended by itself, and a
             // shim that does not answer is buried below.
@@ -36,9 +39,10 @@ pub(crate) async fn stop(shared: Arc<Shared>, pod: Arc<PodRecord>, running: Runn
             limit,
         })?;
     }
-    shared.stages.at(pod.id, "shim");
+    stage.at(STAGES[1]);
     Own(&shared).stop(&pod).await?;
     shared.live.drop_shim(pod.id);
+    stage.at(STAGES[2]);
     Ok(())
 }
 

@@ -19,9 +19,11 @@ use store::Store;
 use sys::mount::{self, Attrs, Overlay, Unmount, Upper};
 
 /// Every test has its own directories and cgroup.
-pub struct Host {
-    pub dir: tempfile::TempDir,
-    pub cgroup: String,
+pub(crate) struct Host {
+    dir: PathBuf,
+    pub(crate) cgroup: String,
+    /// Removed with us, unless the directory is somebody else's.
+    _own: Option<tempfile::TempDir>,
 }
 
 /// Root file systems are overlays over one folder.
@@ -32,7 +34,7 @@ struct Folder {
 
 impl Host {
     /// `None`, loudly, where containers cannot be run.
-    pub fn new(test: &str) -> Option<Self> {
+    pub(crate) fn new(test: &str) -> Option<Self> {
         if !testkit::is_root() {
             testkit::skip(test, "needs root");
             return None;
@@ -40,17 +42,27 @@ impl Host {
         let dir = tempfile::Builder::new().prefix("ls-").tempdir().unwrap();
         busybox(&dir.path().join("image"));
         let cgroup = format!("/ls-test-{}", &Id::random().short());
-        Some(Self { dir, cgroup })
+        Some(Self { dir: dir.path().to_owned(), cgroup, _own: Some(dir) })
     }
 
-    pub fn state(&self) -> PathBuf {
-        self.dir.path().join("run")
+    /// One that another process made.
+    #[allow(dead_code, reason = "not every test has such a process")]
+    pub(crate) fn at(dir: PathBuf, cgroup: String) -> Self {
+        Self { dir, cgroup, _own: None }
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(crate) fn state(&self) -> PathBuf {
+        self.dir().join("run")
     }
 
     /// As a daemon opens it at its start.
-    pub async fn open(&self) -> (Engine, Store) {
+    pub(crate) async fn open(&self) -> (Engine, Store) {
         fs::create_dir_all(self.state()).unwrap();
-        let store = Store::open(self.dir.path().join("store")).unwrap();
+        let store = Store::open(self.dir().join("store")).unwrap();
         let handler = Handler {
             name: "runc".into(),
             binary: "/usr/sbin/runc".into(),
@@ -67,12 +79,12 @@ impl Host {
             limits: Limits::default(),
             max_log_line: 16384,
         };
-        let folder = Arc::new(Folder { dir: self.dir.path().to_owned() });
+        let folder = Arc::new(Folder { dir: self.dir.clone() });
         let engine = Engine::open(config, store.clone(), folder).await.unwrap();
         (engine, store)
     }
 
-    pub fn pod(&self, name: &str) -> PodRequest {
+    pub(crate) fn pod(&self, name: &str) -> PodRequest {
         PodRequest {
             name: PodName {
                 name: name.into(),
@@ -82,19 +94,19 @@ impl Host {
             },
             network: PodNamespace::Node,
             cgroup_parent: Some(self.cgroup.clone()),
-            log_directory: Some(self.dir.path().join("logs")),
+            log_directory: Some(self.dir().join("logs")),
             ..PodRequest::default()
         }
     }
 
     /// All that a test must not leave: mounts, processes, cgroups.
     #[track_caller]
-    pub fn assert_clean(&self) {
+    pub(crate) fn assert_clean(&self) {
         let state = self.state();
         let mounts = mount::Table::own().unwrap();
         let left: Vec<_> = mounts.below(&state).map(|entry| entry.point.clone()).collect();
         assert!(left.is_empty(), "mounts left: {left:?}");
-        let processes = processes_with(self.dir.path());
+        let processes = processes_with(self.dir());
         assert!(processes.is_empty(), "processes left: {processes:?}");
         let pods: Vec<_> = fs::read_dir(state.join("pods"))
             .into_iter()
@@ -102,17 +114,32 @@ impl Host {
             .map(|entry| entry.unwrap().path())
             .collect();
         assert!(pods.is_empty(), "directories left: {pods:?}");
+        let groups = self.cgroups();
+        assert!(groups.is_empty(), "cgroups left: {groups:?}");
+    }
+}
+
+impl Host {
+    /// Those of containers; the parent is the client's.
+    fn cgroups(&self) -> Vec<PathBuf> {
+        let hierarchies = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
+        let parents = hierarchies.map(|entry| entry.path().join(&self.cgroup[1..]));
+        let below = parents.flat_map(|parent| fs::read_dir(parent).into_iter().flatten().flatten());
+        below.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
     }
 }
 
 impl Drop for Host {
     fn drop(&mut self) {
-        for (pid, _) in processes_with(self.dir.path()) {
+        if self._own.is_none() {
+            return;
+        }
+        for (pid, _) in processes_with(self.dir()) {
             if let Some(pid) = rustix::process::Pid::from_raw(pid) {
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             }
         }
-        let _ = mount::unmount_tree(self.dir.path(), Unmount::Lazy);
+        let _ = mount::unmount_tree(self.dir(), Unmount::Lazy);
         for controller in fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten() {
             let _ = fs::remove_dir(controller.path().join(&self.cgroup[1..]));
         }
@@ -195,7 +222,7 @@ impl Storage for Folder {
     }
 }
 
-pub fn sh(name: &str, script: &str) -> NewContainer {
+pub(crate) fn sh(name: &str, script: &str) -> NewContainer {
     NewContainer {
         image: engine::request::ImageChoice { reference: "busybox".into(), ..Default::default() },
         log_path: Some(format!("{name}.log").into()),

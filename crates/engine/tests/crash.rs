@@ -1,0 +1,116 @@
+//! SIGKILL at every step of every operation; then the client asks again, as a kubelet would.
+
+mod support;
+
+use std::{os::unix::process::ExitStatusExt, process::Command, time::Duration};
+
+use base::{Id, Kind};
+use engine::{
+    Engine,
+    view::{ContainerFilter, ContainerState, PodFilter},
+};
+use support::{Host, sh};
+
+const DIR: &str = "LONGSHORE_TEST_DIR";
+const CGROUP: &str = "LONGSHORE_TEST_CGROUP";
+
+/// The life that is cut off: every operation once.
+async fn live(host: &Host, engine: &Engine) {
+    let pod = engine.run_pod(host.pod("victim")).await.unwrap();
+    let first = engine.create_container(pod.as_str(), sh("first", "sleep 1000")).await.unwrap();
+    engine.start_container(first.as_str()).await.unwrap();
+    let second = engine.create_container(pod.as_str(), sh("second", "sleep 1000")).await.unwrap();
+    engine.start_container(second.as_str()).await.unwrap();
+    engine.stop_container(first.as_str(), Duration::ZERO).await.unwrap();
+    engine.remove_container(first.as_str()).await.unwrap();
+    engine.stop_pod(pod.as_str()).await.unwrap();
+    engine.remove_pod(pod.as_str()).await.unwrap();
+}
+
+/// Not a test of its own: the process that the tests below kill.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "run by kill_at_every_step"]
+async fn child() {
+    let (Ok(dir), Ok(cgroup)) = (std::env::var(DIR), std::env::var(CGROUP)) else { return };
+    let host = Host::at(dir.into(), cgroup);
+    let (engine, store) = host.open().await;
+    live(&host, &engine).await;
+    engine.close().await;
+    store.close().await.unwrap();
+}
+
+fn killed_at(host: &Host, point: &str) {
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child", "--ignored", "--test-threads=1"])
+        .env("LONGSHORE_CRASH_AT", point)
+        .env(DIR, host.dir())
+        .env(CGROUP, &host.cgroup)
+        .output()
+        .unwrap();
+    assert_eq!(status.status.signal(), Some(9), "{point} was not reached: {status:?}");
+}
+
+/// Asks again for what was cut off, by name, and carries it through.
+async fn retry(host: &Host, engine: &Engine) {
+    let mut request = host.pod("victim");
+    // A kubelet's retry is never quite the same request.
+    request.annotations = [("retry".to_owned(), "1".to_owned())].into_iter().collect();
+    let pod = match engine.run_pod(request).await {
+        Ok(id) => id,
+        Err(error) if error.kind() == Kind::AlreadyExists => {
+            engine.pods(&PodFilter::default()).first().expect("delivered, so listed").id
+        }
+        Err(error) => panic!("{}", base::Chain(&error)),
+    };
+    if engine.pod(pod.as_str()).is_ok_and(|view| view.pod.phase.is_ready()) {
+        let container = container(engine, pod).await;
+        let record = engine.container(container.as_str()).unwrap();
+        if record.state() == ContainerState::Created {
+            engine.start_container(container.as_str()).await.unwrap();
+        }
+        engine.stop_container(container.as_str(), Duration::ZERO).await.unwrap();
+        engine.remove_container(container.as_str()).await.unwrap();
+    }
+    gone(engine.stop_pod(pod.as_str()).await);
+    gone(engine.remove_pod(pod.as_str()).await);
+    assert!(engine.pods(&PodFilter::default()).is_empty());
+    assert!(engine.containers(&ContainerFilter::default()).is_empty());
+}
+
+/// A removal that was begun is finished without being asked: then it is not found.
+#[track_caller]
+fn gone(result: engine::Result<()>) {
+    match result {
+        Err(error) if error.kind() != Kind::NotFound => panic!("{}", base::Chain(&error)),
+        _ => {}
+    }
+}
+
+async fn container(engine: &Engine, pod: Id) -> Id {
+    match engine.create_container(pod.as_str(), sh("first", "sleep 1000")).await {
+        Ok(id) => id,
+        Err(error) if error.kind() == Kind::AlreadyExists => {
+            let all = engine.containers(&ContainerFilter::default());
+            let first = all.iter().find(|c| c.request.container.name == "first");
+            first.expect("delivered, so listed").id
+        }
+        Err(error) => panic!("{}", base::Chain(&error)),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kill_at_every_step() {
+    let mut cells = 0;
+    for point in engine::crash_points() {
+        let Some(host) = Host::new("kill_at_every_step") else { return };
+        killed_at(&host, &point);
+        println!("{point}");
+        let (engine, store) = host.open().await;
+        retry(&host, &engine).await;
+        engine.close().await;
+        store.close().await.unwrap();
+        host.assert_clean();
+        cells += 1;
+    }
+    println!("{cells} cells: killed at every step, retried, nothing left");
+}
