@@ -15,6 +15,7 @@ mod settings;
 
 use std::{
     collections::BTreeMap,
+    fmt,
     net::SocketAddr,
     path::{Path, PathBuf},
 };
@@ -418,7 +419,7 @@ fn one_of(key: &'static str, got: &str, want: &str) -> ConfigError {
     value(key, format!("{got:?} is not {want}"))
 }
 
-fn value(key: impl Into<String>, why: impl ToString) -> ConfigError {
+fn value(key: impl Into<String>, why: impl fmt::Display) -> ConfigError {
     ConfigError::Value { key: key.into(), why: why.to_string() }
 }
 

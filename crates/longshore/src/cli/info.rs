@@ -71,11 +71,11 @@ fn print_text(
 ) -> std::io::Result<()> {
     let VersionResponse { runtime_name, runtime_version, runtime_api_version, .. } = version;
     writeln!(out, "{runtime_name} {runtime_version}, CRI {runtime_api_version}")?;
-    for RuntimeCondition { r#type, status, reason, message } in conditions {
+    for RuntimeCondition { r#type: name, status, reason, message } in conditions {
         if *status {
-            writeln!(out, "{:<13} yes", r#type)?;
+            writeln!(out, "{name:<13} yes")?;
         } else {
-            writeln!(out, "{:<13} no   {reason}: {message}", r#type)?;
+            writeln!(out, "{name:<13} no   {reason}: {message}")?;
         }
     }
     Ok(())
