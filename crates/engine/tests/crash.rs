@@ -1,5 +1,7 @@
 //! SIGKILL at every step of every operation; then the client asks again, as a kubelet would.
 
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
+
 mod support;
 
 use std::{os::unix::process::ExitStatusExt, process::Command, time::Duration};

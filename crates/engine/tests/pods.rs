@@ -1,5 +1,7 @@
 //! Real pods and containers, through the engine alone.
 
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
+
 mod support;
 
 use std::time::Duration;

@@ -1,5 +1,7 @@
 //! The daemon as crictl sees it.
 
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
+
 use std::process::{Command, Output};
 
 use testkit::{DaemonProcess, GoTool};

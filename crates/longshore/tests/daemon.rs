@@ -1,5 +1,7 @@
 //! The daemon as its operator meets it: started, asked, signalled, ended.
 
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
+
 use std::{
     collections::BTreeSet,
     os::unix::fs::PermissionsExt,
@@ -160,7 +162,7 @@ async fn when_a_critical_part_dies_the_daemon_ends_with_an_error() {
     .await
     .unwrap();
     // From outside: a listening TCP socket that is shut down accepts nothing, ever.
-    shutdown(&daemon.steal_tcp_listener().unwrap(), Shutdown::Both).unwrap();
+    shutdown(daemon.steal_tcp_listener().unwrap(), Shutdown::Both).unwrap();
     let exit = daemon.exited().await.unwrap();
     assert_eq!(exit.code, Some(1), "{}", exit.stderr);
     assert!(exit.stderr.contains("metrics TCP server failed"), "{}", exit.stderr);

@@ -29,7 +29,7 @@ pub(crate) async fn update(
     let config = &shared.config;
     let limits =
         oci::Limits { host: &config.host, handler: &handler.facts, policy: &config.policy };
-    let limits = oci::update(&mut spec, &resources, limits)?;
+    let updated = oci::update(&mut spec, &resources, limits)?;
     let new = serde_json::to_vec(&spec).expect("a spec is JSON");
     let to = path.clone();
     blocking(move || replace(&to, &new)).await?;
@@ -37,9 +37,9 @@ pub(crate) async fn update(
     if container.phase.pid().is_none() {
         return Ok(now);
     }
-    let json = serde_json::to_vec(&limits).expect("resources are JSON");
-    let updated = shared.shim(container.pod)?.update(container.id.as_str(), &json).await;
-    match updated {
+    let json = serde_json::to_vec(&updated.resources).expect("resources are JSON");
+    let told = shared.shim(container.pod)?.update(container.id.as_str(), &json).await;
+    match told {
         // It has just ended; the limits are on record all the same.
         Ok(()) | Err(shim_client::ShimError::NotFound { .. }) => Ok(now),
         Err(error) => {
