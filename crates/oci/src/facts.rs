@@ -12,6 +12,7 @@ use base::{Id, Labels};
 use oci_spec::runtime::{LinuxBlockIo, Spec};
 
 use crate::{
+    abilities::Abilities,
     request::{DeviceKind, IdMappings, Profile, Rlimit},
     seccomp::SeccompProfile,
 };
@@ -29,7 +30,8 @@ pub struct ContainerFacts {
     /// Where the engine keeps the image's volumes, by their place in the container. See
     /// `image_volumes` for which are wanted.
     pub volumes: BTreeMap<PathBuf, PathBuf>,
-    /// For each container named as a target: a directory with its namespaces, `/proc/<pid>/ns`.
+    /// For each container named as a target, if it runs and is in this pod: a directory with its
+    /// namespaces, `/proc/<pid>/ns`.
     pub targets: BTreeMap<Id, PathBuf>,
     /// The file a seccomp request names.
     pub seccomp: Option<SeccompProfile>,
@@ -275,42 +277,6 @@ pub enum PrivilegedDevices {
     Own,
     /// None but those it asks for, and leave to use any it makes itself.
     OwnAllAllowed,
-}
-
-/// What the OCI runtime understands. Runtimes drop silently what they do not know, so that a
-/// request which needs more is refused here, by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Abilities {
-    pub user_namespaces: bool,
-    pub idmapped_mounts: bool,
-    pub recursive_readonly: bool,
-    pub seccomp: bool,
-    pub apparmor: bool,
-    pub selinux: bool,
-    pub intel_rdt: bool,
-    pub swappiness: bool,
-    pub hugepages: bool,
-    pub unified: bool,
-    pub net_devices: bool,
-}
-
-/// All.
-impl Default for Abilities {
-    fn default() -> Self {
-        Self {
-            user_namespaces: true,
-            idmapped_mounts: true,
-            recursive_readonly: true,
-            seccomp: true,
-            apparmor: true,
-            selinux: true,
-            intel_rdt: true,
-            swappiness: true,
-            hugepages: true,
-            unified: true,
-            net_devices: true,
-        }
-    }
 }
 
 // === policy ===

@@ -13,6 +13,7 @@
 //! looked up is handed in, and what will be needed can be asked for first: [`device_paths`],
 //! [`image_volumes`].
 
+mod abilities;
 mod annotations;
 mod builder;
 mod capabilities;
@@ -33,14 +34,15 @@ mod signal;
 mod sysctl;
 mod user;
 
+pub use abilities::Abilities;
 pub use builder::{Built, Inputs, build};
 pub use cgroup::{CgroupPath, container_cgroup_path, pod_cgroup_path};
 pub use devices::device_paths;
 pub use error::{OciError, Result};
 pub use facts::{
-    Abilities, Accounts, Arch, CgroupDriver, CgroupFacts, CgroupVersion, ContainerFacts,
-    DeviceFacts, DeviceNode, HandlerFacts, HostFacts, Kernel, NamespacePaths, PodFacts, PodFiles,
-    Policy, PrivilegedDevices, SelinuxLabels, SourceFacts, SourcePropagation,
+    Accounts, Arch, CgroupDriver, CgroupFacts, CgroupVersion, ContainerFacts, DeviceFacts,
+    DeviceNode, HandlerFacts, HostFacts, Kernel, NamespacePaths, PodFacts, PodFiles, Policy,
+    PrivilegedDevices, SelinuxLabels, SourceFacts, SourcePropagation,
 };
 pub use json::to_json;
 pub use mounts::image_volumes;
@@ -54,7 +56,7 @@ pub use request::{
     Profile, Propagation, Resources, Rlimit, SecurityRequest, SelinuxRequest, UserNamespace,
     UserRef, UserRequest,
 };
-pub use resources::{Ignored, Limits, resources_of, update};
+pub use resources::{Ignored, Limits, Updated, resources_of, update};
 pub use seccomp::{SeccompError, SeccompProfile, Subject};
 pub use security::check_selinux;
 pub use signal::{Signal, SignalError};

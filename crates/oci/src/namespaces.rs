@@ -5,6 +5,7 @@
 
 use std::path::PathBuf;
 
+use base::Id;
 use oci_spec::runtime::{
     LinuxIdMapping, LinuxIdMappingBuilder, LinuxNamespace, LinuxNamespaceType,
 };
@@ -83,7 +84,7 @@ fn shared(
         (NamespaceMode::Pod | NamespaceMode::Node, None) => Ok(Place::Host),
         (NamespaceMode::Node, Some(_)) => Err(not_the_pods(kind)),
         (NamespaceMode::Container, _) => Ok(Place::New),
-        (NamespaceMode::Target(_), _) => target(kind, mode, inputs),
+        (NamespaceMode::Target(id), _) => target(kind, &id, inputs),
     }
 }
 
@@ -98,7 +99,7 @@ fn pid(inputs: &Inputs<'_>) -> Result<Place> {
         }
         (NamespaceMode::Node, _) => Err(not_the_pods(&PID)),
         (NamespaceMode::Container, _) => Ok(Place::New),
-        (NamespaceMode::Target(_), _) => target(&PID, mode, inputs),
+        (NamespaceMode::Target(id), _) => target(&PID, &id, inputs),
     }
 }
 
@@ -106,9 +107,8 @@ fn not_the_pods(kind: &Kind) -> OciError {
     OciError::invalid(kind.request_field(), "the pod is not in the host's namespace")
 }
 
-fn target(kind: &Kind, mode: NamespaceMode, inputs: &Inputs<'_>) -> Result<Place> {
-    let NamespaceMode::Target(id) = mode else { return Ok(Place::Host) };
-    match inputs.container.targets.get(&id) {
+fn target(kind: &Kind, id: &Id, inputs: &Inputs<'_>) -> Result<Place> {
+    match inputs.container.targets.get(id) {
         Some(dir) => Ok(Place::Join(dir.join(kind.file))),
         None => Err(OciError::NotFound {
             field: kind.request_field(),

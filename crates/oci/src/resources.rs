@@ -30,19 +30,28 @@ pub struct Limits<'a> {
     pub policy: &'a Policy,
 }
 
-/// Changes what `spec` says by what is asked for, absent meaning unchanged. Returns all limits the
-/// container has now, device rules aside: an OCI runtime that is given half a pair (a quota without
-/// its period) takes the other half from its own defaults. On an error `spec` is as it was.
+/// What an update came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Updated {
+    /// All limits the container has now, device rules aside: an OCI runtime that is given half a
+    /// pair (a quota without its period) takes the other half from its own defaults.
+    pub resources: LinuxResources,
+    /// What was asked for and has no effect on this host.
+    pub ignored: Vec<Ignored>,
+}
+
+/// Changes what `spec` says by what is asked for, absent meaning unchanged. On an error `spec` is
+/// as it was.
 ///
 /// `oom_score_adj` is of the first process only and stays.
-pub fn update(spec: &mut Spec, asked: &Resources, limits: Limits<'_>) -> Result<LinuxResources> {
+pub fn update(spec: &mut Spec, asked: &Resources, limits: Limits<'_>) -> Result<Updated> {
     let mut linux = spec.linux().clone().unwrap_or_default();
     let mut resources = linux.resources().clone().unwrap_or_default();
-    apply(&mut resources, asked, limits)?;
+    let ignored = apply(&mut resources, asked, limits)?;
     linux.set_resources(Some(resources.clone()));
     spec.set_linux(Some(linux));
     resources.set_devices(None);
-    Ok(resources)
+    Ok(Updated { resources, ignored })
 }
 
 /// What a spec says, in the words of a request: for a status.
@@ -260,8 +269,10 @@ fn swap(memory: &mut LinuxMemory, asked: &Resources, limits: Limits<'_>) -> Resu
                 let why = format!("{swap} is less than the memory limit {limit}");
                 return Err(OciError::invalid(field, why));
             }
-            None => return Err(OciError::invalid(field, "needs a memory limit beside it")),
-            Some(_) => {}
+            None if swap >= 0 => {
+                return Err(OciError::invalid(field, "needs a memory limit beside it"));
+            }
+            _ => {}
         }
     }
     if let Some(swap) = asked.memory_swap.or(asked.memory_limit)

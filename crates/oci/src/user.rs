@@ -93,10 +93,20 @@ fn asked(request: &UserRequest, image_user: &str) -> Result<Asked> {
     if request.group.is_some() {
         return Err(OciError::invalid("security.user.group", "a group needs a user beside it"));
     }
-    let (user, group) = image_user.split_once(':').unwrap_or((image_user, ""));
-    let user = if user.is_empty() { UserRef::Id(0) } else { UserRef::Name(user.to_owned()) };
-    let group = (!group.is_empty()).then(|| GroupRef::Name(group.to_owned()));
+    let UserRequest { user, group } = UserRequest::of_text(image_user);
+    let user = user.unwrap_or(UserRef::Id(0));
     Ok(Asked { user, group, user_field: "image.user", group_field: "image.user" })
+}
+
+impl UserRequest {
+    /// As images and Docker clients write it: `user`, `user:group`, names or numbers.
+    pub fn of_text(text: &str) -> Self {
+        let (user, group) = text.split_once(':').unwrap_or((text, ""));
+        Self {
+            user: (!user.is_empty()).then(|| UserRef::Name(user.to_owned())),
+            group: (!group.is_empty()).then(|| GroupRef::Name(group.to_owned())),
+        }
+    }
 }
 
 fn find(asked: &Asked, accounts: &Accounts, policy: GroupsPolicy) -> Result<ResolvedUser> {

@@ -387,3 +387,42 @@ fn cdi_devices() {
         world.container.devices.by_path.insert("/dev/gpu0".into(), nodes);
     }));
 }
+
+#[test]
+fn a_small_mapping_has_no_group_of_terminals() {
+    let world = World::with(|world| {
+        world.user_namespace();
+        if let Some(mapping) = &mut world.pod.mapping {
+            mapping.gids[0].len = 5;
+        }
+        world.accounts.group = None;
+    });
+    let spec = world.json();
+    let mounts = spec["mounts"].as_array().unwrap();
+    let pts = mounts.iter().find(|mount| mount["destination"] == "/dev/pts").unwrap();
+    assert!(!pts["options"].as_array().unwrap().iter().any(|option| option == "gid=5"));
+}
+
+#[test]
+fn the_request_then_the_image_says_how_to_stop() {
+    let check = |request: Option<&str>, image: Option<&str>, want: &str| {
+        let world = World::with(|world| {
+            world.request.stop_signal = request.map(|name| name.parse().unwrap());
+            world.image.stop_signal = image.map(str::to_owned);
+        });
+        assert_eq!(world.build().unwrap().stop_signal.to_string(), want);
+    };
+    check(None, None, "SIGTERM");
+    check(None, Some(""), "SIGTERM");
+    check(None, Some("RTMIN+3"), "SIGRTMIN+3");
+    check(Some("SIGINT"), Some("SIGQUIT"), "SIGINT");
+    check(Some("SIGINT"), Some("nonsense"), "SIGINT");
+}
+
+#[test]
+fn an_operator_forbids_new_privileges_for_all() {
+    let base = r#"{"process": {"user": {}, "cwd": "/", "noNewPrivileges": true}}"#;
+    let base = serde_json::from_str(base).unwrap();
+    let spec = World::with(|world| world.handler.base_spec = Some(base)).json();
+    assert_eq!(spec["process"]["noNewPrivileges"], true);
+}

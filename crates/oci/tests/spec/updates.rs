@@ -2,8 +2,8 @@
 
 use base::Kind;
 use oci::{
-    Accounts, ExecRequest, Limits, LinuxResources, OciError, Process, Resources, UserRef,
-    UserRequest, exec_process, resources_of, update,
+    Accounts, ExecRequest, Limits, OciError, Process, Resources, Updated, UserRef, UserRequest,
+    exec_process, resources_of, update,
 };
 use serde_json::{Value, json};
 
@@ -23,7 +23,7 @@ fn limited(world: &World) -> oci::Built {
     world.build().unwrap()
 }
 
-fn change(world: &World, asked: &Resources) -> (oci::Spec, Result<LinuxResources, OciError>) {
+fn change(world: &World, asked: &Resources) -> (oci::Spec, Result<Updated, OciError>) {
     let limits = Limits { host: &world.host, handler: &world.handler, policy: &world.policy };
     let mut spec = limited(world).spec;
     let result = update(&mut spec, asked, limits);
@@ -33,7 +33,7 @@ fn change(world: &World, asked: &Resources) -> (oci::Spec, Result<LinuxResources
 #[track_caller]
 fn check(asked: &Resources, want: &Value) {
     let (spec, result) = change(&World::new(), asked);
-    let resources = result.unwrap();
+    let resources = result.unwrap().resources;
     let (cpu, memory) = (resources.cpu().clone(), resources.memory());
     assert_eq!(json!({ "cpu": cpu, "memory": memory }), *want);
     assert!(resources.devices().is_none());
@@ -78,7 +78,7 @@ fn swap_that_is_not_counted_is_not_limited() {
     world.host.cgroup.swap = false;
     let asked =
         Resources { memory_limit: Some(2000), memory_swap: Some(2000), ..Resources::default() };
-    let resources = change(&world, &asked).1.unwrap();
+    let resources = change(&world, &asked).1.unwrap().resources;
     assert_eq!(json!(resources.memory()), json!({ "limit": 2000 }));
 }
 
@@ -93,7 +93,7 @@ fn unified_is_merged() {
     let mut spec = limited(&world).spec;
     update(&mut spec, &unified(&[("memory.high", "1"), ("cpu.idle", "0")]), limits).unwrap();
     let all = update(&mut spec, &unified(&[("memory.high", "2")]), limits).unwrap();
-    assert_eq!(json!(all.unified()), json!({ "memory.high": "2", "cpu.idle": "0" }));
+    assert_eq!(json!(all.resources.unified()), json!({ "memory.high": "2", "cpu.idle": "0" }));
 }
 
 #[test]

@@ -1,0 +1,99 @@
+use serde_json::Value;
+
+/// What the OCI runtime understands. Runtimes drop silently what they do not know, so that a
+/// request which needs more is refused here, by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Abilities {
+    pub user_namespaces: bool,
+    pub idmapped_mounts: bool,
+    pub recursive_readonly: bool,
+    pub seccomp: bool,
+    pub apparmor: bool,
+    pub selinux: bool,
+    pub intel_rdt: bool,
+    pub swappiness: bool,
+    pub hugepages: bool,
+    pub unified: bool,
+    pub net_devices: bool,
+}
+
+/// All.
+impl Default for Abilities {
+    fn default() -> Self {
+        Self {
+            user_namespaces: true,
+            idmapped_mounts: true,
+            recursive_readonly: true,
+            seccomp: true,
+            apparmor: true,
+            selinux: true,
+            intel_rdt: true,
+            swappiness: true,
+            hugepages: true,
+            unified: true,
+            net_devices: true,
+        }
+    }
+}
+
+impl Abilities {
+    /// From what the runtime answers to `features`. One that does not know the question is old,
+    /// and gets only what every runtime has had for ever.
+    ///
+    /// A user namespace needs mounts with mapped ids, or the container owns none of its files. The
+    /// label systems are believed to be there unless denied: an answer may leave them out, and a
+    /// runtime built without one refuses the label itself.
+    pub fn of_features(features: Option<&Value>) -> Self {
+        let says = |path: &str| features.and_then(|f| f.pointer(path)).and_then(Value::as_bool);
+        let known = |path: &str| says(path) == Some(true);
+        let not_denied = |path: &str| says(path) != Some(false);
+        let options = features.and_then(|f| f.pointer("/mountOptions")).and_then(Value::as_array);
+        let idmap = known("/linux/mountExtensions/idmap/enabled");
+        Self {
+            user_namespaces: idmap,
+            idmapped_mounts: idmap,
+            recursive_readonly: options.is_some_and(|list| list.iter().any(|o| o == "rro")),
+            seccomp: not_denied("/linux/seccomp/enabled"),
+            apparmor: not_denied("/linux/apparmor/enabled"),
+            selinux: not_denied("/linux/selinux/enabled"),
+            intel_rdt: not_denied("/linux/intelRdt/enabled"),
+            net_devices: known("/linux/netDevices/enabled"),
+            swappiness: true,
+            hugepages: true,
+            unified: true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn silence_is_old_age() {
+        let old = Abilities::of_features(None);
+        let new =
+            [old.user_namespaces, old.idmapped_mounts, old.recursive_readonly, old.net_devices];
+        assert_eq!(new, [false; 4]);
+        assert!(old.seccomp && old.apparmor && old.selinux && old.hugepages && old.unified);
+    }
+
+    #[test]
+    fn an_answer_is_believed() {
+        let features = json!({
+            "mountOptions": ["ro", "rro"],
+            "linux": {
+                "mountExtensions": { "idmap": { "enabled": true } },
+                "seccomp": { "enabled": false },
+                "apparmor": { "enabled": true },
+                "netDevices": { "enabled": true },
+            },
+        });
+        let want = Abilities { seccomp: false, ..Abilities::default() };
+        assert_eq!(Abilities::of_features(Some(&features)), want);
+        let odd = json!({ "mountOptions": 1, "linux": [] });
+        assert_eq!(Abilities::of_features(Some(&odd)), Abilities::of_features(None));
+    }
+}
