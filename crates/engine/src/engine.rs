@@ -15,6 +15,7 @@ use crate::{
     error::{EngineError, Result},
     exec::{self, ExecSession, ExecStdio},
     health::Health,
+    images::Images,
     layout::Layout,
     names::{Claim, Names, Outcome},
     owner::{Ask, Begin, Message, Owner, Reply, StopWith},
@@ -33,6 +34,7 @@ use crate::{
 pub struct Engine {
     shared: Arc<Shared>,
     health: Health,
+    images: Option<Arc<Images>>,
 }
 
 impl Engine {
@@ -62,7 +64,22 @@ impl Engine {
             stop: CancellationToken::new(),
         });
         recover::recover(&shared).await;
-        Ok(Self { shared, health })
+        Ok(Self { shared, health, images: None })
+    }
+
+    /// As [`Engine::open`], with images to be served too.
+    pub async fn open_with_images(
+        config: EngineConfig,
+        store: Store,
+        images: Arc<Images>,
+    ) -> Result<Self> {
+        let storage: Arc<dyn Storage> = Arc::clone(&images) as _;
+        let engine = Self::open(config, store, storage).await?;
+        Ok(Self { images: Some(images), ..engine })
+    }
+
+    pub fn images(&self) -> Result<&Images> {
+        self.images.as_deref().ok_or(EngineError::Unimplemented("images"))
     }
 
     /// Returns when no task of the engine is left. Containers run on.
@@ -70,6 +87,9 @@ impl Engine {
         self.shared.stop.cancel();
         self.shared.tasks.close();
         self.shared.tasks.wait().await;
+        if let Some(images) = &self.images {
+            images.close().await;
+        }
     }
 
     pub fn health(&self) -> &Health {
@@ -154,12 +174,13 @@ impl Engine {
     /// Cancel safe: the work goes on, and a retry joins it.
     pub async fn create_container(&self, pod: &str, request: NewContainer) -> Result<Id> {
         let pod = self.shared.find_pod(pod)?;
+        let image = Box::new(self.shared.storage.image(&request.image.reference).await?);
         let (name, new) = (request.full_name(&pod.request.name), Id::random());
         let id = match self.shared.container_names.claim(&name, new) {
             Claim::New(tell) => {
                 let outcome = tell.subscribe();
                 let request = Box::new(request);
-                let ask = Ask::Create { id: new, name: name.clone(), request, tell };
+                let ask = Ask::Create { id: new, name: name.clone(), request, image, tell };
                 if let Err(error) = self.send(pod.id, ask).await {
                     self.shared.container_names.release(&name, new);
                     return Err(error);

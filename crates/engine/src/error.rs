@@ -3,8 +3,10 @@
 use std::{fmt, io, path::PathBuf, sync::Arc, time::Duration};
 
 use base::{Id, Kind};
+use content::ContentError;
 use oci::OciError;
 use shim_client::ShimError;
+use snapshot::SnapshotError;
 use store::StoreError;
 
 use crate::phase::Illegal;
@@ -53,6 +55,12 @@ pub enum EngineError {
     #[error("kernel")]
     Kernel(#[source] Arc<sys::Error>),
 
+    #[error(transparent)]
+    Content(Arc<ContentError>),
+
+    #[error(transparent)]
+    Snapshot(Arc<SnapshotError>),
+
     #[error("state store")]
     Store(#[source] Arc<StoreError>),
 
@@ -79,6 +87,8 @@ impl EngineError {
             Self::Spec(e) => e.kind(),
             Self::Shim(e) => e.kind(),
             Self::Kernel(e) => Kind::from(&io::Error::from(e.io_kind())),
+            Self::Content(e) => e.kind(),
+            Self::Snapshot(e) => e.kind(),
             Self::Store(e) => e.kind(),
             Self::Failed { kind, .. } => *kind,
             Self::Closing => Kind::Unavailable,
@@ -129,5 +139,17 @@ impl From<ShimError> for EngineError {
 impl From<sys::Error> for EngineError {
     fn from(error: sys::Error) -> Self {
         Self::Kernel(Arc::new(error))
+    }
+}
+
+impl From<ContentError> for EngineError {
+    fn from(error: ContentError) -> Self {
+        Self::Content(Arc::new(error))
+    }
+}
+
+impl From<SnapshotError> for EngineError {
+    fn from(error: SnapshotError) -> Self {
+        Self::Snapshot(Arc::new(error))
     }
 }

@@ -22,6 +22,7 @@ mod exec;
 mod files;
 pub mod health;
 pub mod host;
+mod images;
 mod layout;
 mod names;
 mod owner;
@@ -42,6 +43,7 @@ pub use crash::points as crash_points;
 pub use engine::Engine;
 pub use error::{EngineError, Result};
 pub use exec::{ExecControl, ExecSession, ExecStdio};
+pub use images::{Images, Unpacker};
 pub use shim_client::{
     AttachInput, AttachIo, AttachOutput, Chunk as AttachChunk, Stream as AttachStream,
 };

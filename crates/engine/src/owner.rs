@@ -30,7 +30,7 @@ use crate::{
     error::{EngineError, Result},
     names::Outcome,
     phase::{ContainerEvent, PodEvent},
-    record::{ContainerRecord, PodRecord},
+    record::{ContainerRecord, PinnedImage, PodRecord},
     request::NewContainer,
     shared::Shared,
     steps::Failure,
@@ -59,6 +59,7 @@ pub(crate) enum Ask {
         id: Id,
         name: String,
         request: Box<NewContainer>,
+        image: Box<PinnedImage>,
         tell: watch::Sender<Outcome>,
     },
     Start {

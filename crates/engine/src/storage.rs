@@ -26,8 +26,8 @@ pub struct NewRootfs {
 
 /// Images and snapshots, as far as containers need them.
 pub trait Storage: fmt::Debug + Send + Sync + 'static {
-    /// By id, prefix, tag or digest; from memory.
-    fn image(&self, reference: &str) -> Result<PinnedImage>;
+    /// By id, prefix, tag or digest.
+    fn image<'a>(&'a self, reference: &'a str) -> Boxed<'a, Result<PinnedImage>>;
 
     /// Idempotent. Not visible to anybody until it returns.
     fn mount(&self, rootfs: NewRootfs) -> Boxed<'_, Result<()>>;

@@ -49,7 +49,7 @@ impl Service {
         let runtime = RuntimeServiceServer::new(Runtime::new(slot.clone()))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
-        let image = ImageServiceServer::new(Image)
+        let image = ImageServiceServer::new(Image::new(slot.clone()))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         let routes = Routes::new(runtime).add_service(image).prepare();

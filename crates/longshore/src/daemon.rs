@@ -18,12 +18,8 @@ mod socket;
 use std::{path::PathBuf, sync::Arc};
 
 use anyhow::Context;
-use base::Id;
-use engine::{
-    Engine, EngineConfig, EngineError, Limits,
-    record::PinnedImage,
-    storage::{Boxed, NewRootfs, Storage},
-};
+use content::ContentConfig;
+use engine::{Engine, EngineConfig, Images, Limits};
 use parts::Parts;
 use serve::Protocol;
 use store::Store;
@@ -167,7 +163,10 @@ impl Daemon {
 async fn open_engine(settings: &Settings, store: &Store) -> anyhow::Result<Arc<Engine>> {
     let looked = settings.clone();
     let config = tokio::task::spawn_blocking(move || engine_config(&looked)).await??;
-    Ok(Arc::new(Engine::open(config, store.clone(), Arc::new(NoImages)).await?))
+    let mut content = ContentConfig::new(settings.root.join("content"));
+    content.registry.hosts_dirs = vec![settings.registry_config_dir.clone()];
+    let images = Images::open(&settings.root, content, store).await?;
+    Ok(Arc::new(Engine::open_with_images(config, store.clone(), Arc::new(images)).await?))
 }
 
 fn engine_config(settings: &Settings) -> anyhow::Result<EngineConfig> {
@@ -188,24 +187,6 @@ fn engine_config(settings: &Settings) -> anyhow::Result<EngineConfig> {
 fn shim_binary() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("find this program")?;
     Ok(own.with_file_name("longshore-shim"))
-}
-
-/// Until there are images.
-#[derive(Debug)]
-struct NoImages;
-
-impl Storage for NoImages {
-    fn image(&self, _: &str) -> engine::Result<PinnedImage> {
-        Err(EngineError::Unimplemented("images"))
-    }
-
-    fn mount(&self, _: NewRootfs) -> Boxed<'_, engine::Result<()>> {
-        Box::pin(std::future::ready(Err(EngineError::Unimplemented("images"))))
-    }
-
-    fn release(&self, _: Id, _: PathBuf) -> Boxed<'_, engine::Result<()>> {
-        Box::pin(std::future::ready(Ok(())))
-    }
 }
 
 async fn listen(settings: &Settings) -> anyhow::Result<(Listeners, Vec<SocketPath>)> {

@@ -1,37 +1,176 @@
-//! The daemon as crictl sees it.
+//! The daemon as crictl sees it: the walk of every command over real pods.
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
-use std::process::{Command, Output};
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Command, Output},
+    time::Duration,
+};
 
-use testkit::{DaemonProcess, GoTool};
+use serde_json::{Value, json};
+use testkit::{DaemonProcess, GoTool, registry::Registry};
 
 const LONGSHORE: &str = env!("CARGO_BIN_EXE_longshore");
 
-#[tokio::test]
+/// crictl, pointed at one daemon, in a directory for its files.
+struct Crictl {
+    program: PathBuf,
+    endpoint: String,
+    dir: tempfile::TempDir,
+}
+
+impl Crictl {
+    fn new(program: PathBuf, daemon: &DaemonProcess) -> Self {
+        let endpoint = format!("unix://{}", daemon.cri_socket().display());
+        Self { program, endpoint, dir: tempfile::tempdir().unwrap() }
+    }
+
+    fn output(&self, args: &[&str]) -> Output {
+        Command::new(&self.program)
+            .args(["--config", "/dev/null", "--runtime-endpoint", &self.endpoint])
+            .args(["--image-endpoint", &self.endpoint, "--timeout", "60s"])
+            .args(args)
+            .output()
+            .unwrap()
+    }
+
+    /// What it printed; it must have succeeded.
+    #[track_caller]
+    fn run(&self, args: &[&str]) -> String {
+        let output = self.output(args);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "crictl {args:?}: {error}");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
+    #[track_caller]
+    fn json(&self, args: &[&str]) -> Value {
+        serde_json::from_str(&self.run(args)).unwrap()
+    }
+
+    fn file(&self, name: &str, content: &Value) -> String {
+        let path = self.dir.path().join(name);
+        fs::write(&path, content.to_string()).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn version_and_info() {
     let Some(crictl) = GoTool::Crictl.build().unwrap() else {
         return testkit::skip("version_and_info", "crictl needs Go to be built");
     };
     let daemon = DaemonProcess::start(LONGSHORE).await.unwrap();
-    let run = |args: &[&str]| -> Output {
-        let endpoint = format!("unix://{}", daemon.cri_socket().display());
-        Command::new(&crictl)
-            .args(["--config", "/dev/null", "--runtime-endpoint", &endpoint])
-            .args(args)
-            .output()
-            .unwrap()
-    };
-    let version = run(&["version"]);
-    let text = String::from_utf8_lossy(&version.stdout);
-    assert!(version.status.success(), "{version:?}");
-    assert!(text.contains("RuntimeName:  longshore"), "{text}");
-    assert!(text.contains("RuntimeApiVersion:  v1"), "{text}");
-
-    let info = run(&["info"]);
-    assert!(info.status.success(), "{info:?}");
-    let info: serde_json::Value = serde_json::from_slice(&info.stdout).unwrap();
+    let crictl = Crictl::new(crictl, &daemon);
+    let version = crictl.run(&["version"]);
+    assert!(version.contains("RuntimeName:  longshore"), "{version}");
+    assert!(version.contains("RuntimeApiVersion:  v1"), "{version}");
+    let info = crictl.json(&["info"]);
     let conditions = info["status"]["conditions"].as_array().unwrap();
     assert_eq!(conditions[0]["type"], "RuntimeReady");
+    assert_eq!(conditions[0]["status"], true, "{conditions:?}");
     assert_eq!(conditions[1]["type"], "NetworkReady");
+}
+
+/// `pull, images, inspecti, runp, pods, inspectp, create, start, ps, inspect, logs, exec -s,
+/// update, stop, rm, stopp, rmp, rmi`.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_walk() {
+    if !testkit::is_root() {
+        return testkit::skip("the_walk", "needs root");
+    }
+    let Some(program) = GoTool::Crictl.build().unwrap() else {
+        return testkit::skip("the_walk", "crictl needs Go to be built");
+    };
+    let registry = Registry::start().await.unwrap();
+    registry.push("test/busybox", "1", &testkit::image::busybox().unwrap());
+    let image = format!("{}/test/busybox:1", registry.host());
+    let mut daemon = DaemonProcess::start(LONGSHORE).await.unwrap();
+    let crictl = Crictl::new(program, &daemon);
+
+    crictl.run(&["pull", &image]);
+    let images = crictl.json(&["images", "-o", "json"]);
+    assert_eq!(images["images"][0]["repoTags"], json!([image]));
+    assert!(
+        crictl.json(&["inspecti", &image])["status"]["id"].as_str().unwrap().starts_with("sha256:")
+    );
+    assert!(crictl.run(&["imagefsinfo"]).contains("overlayfs"));
+
+    let logs = crictl.dir.path().join("logs");
+    let pod_config = crictl.file(
+        "pod.json",
+        &json!({
+            "metadata": { "name": "walk", "namespace": "default", "uid": "u1", "attempt": 1 },
+            "log_directory": logs,
+            "labels": { "app": "walk" },
+            "linux": { "security_context": { "namespace_options": { "network": 2 } },
+                       "cgroup_parent": "/ls-walk" },
+        }),
+    );
+    let container_config = crictl.file(
+        "container.json",
+        &json!({
+            "metadata": { "name": "hello", "attempt": 0 },
+            "image": { "image": image },
+            "command": ["/bin/sh", "-c", "echo hello world; echo oops >&2; exec sleep 1000"],
+            "log_path": "hello.log",
+            "linux": { "resources": { "memory_limit_in_bytes": 67_108_864 } },
+        }),
+    );
+    let pod = crictl.run(&["runp", &pod_config]);
+    let pods = crictl.json(&["pods", "-o", "json", "--label", "app=walk"]);
+    assert_eq!(pods["items"][0]["id"], pod.as_str());
+    assert_eq!(crictl.json(&["inspectp", &pod])["status"]["state"], "SANDBOX_READY");
+
+    let id = crictl.run(&["create", &pod, &container_config, &pod_config]);
+    crictl.run(&["start", &id]);
+    assert_eq!(crictl.json(&["ps", "-o", "json"])["containers"][0]["id"], id.as_str());
+    assert_eq!(crictl.run(&["exec", "-s", &id, "echo", "inside"]), "inside");
+    assert_eq!(crictl.run(&["exec", "-s", &id[..8], "id", "-u"]), "0");
+    assert_eq!(wait_for_log(&crictl, &id, 2), "hello world\noops");
+
+    crictl.run(&["update", "--memory", "134217728", &id]);
+    let inspected = crictl.json(&["inspect", &id]);
+    assert_eq!(inspected["status"]["state"], "CONTAINER_RUNNING");
+    assert_eq!(inspected["status"]["resources"]["linux"]["memoryLimitInBytes"], "134217728");
+    let cgroup = inspected["info"]["runtimeSpec"]["linux"]["cgroupsPath"].as_str().unwrap();
+    let limit = format!("/sys/fs/cgroup/memory{cgroup}/memory.limit_in_bytes");
+    if let Ok(limit) = fs::read_to_string(limit) {
+        assert_eq!(limit.trim(), "134217728", "in the kernel too");
+    }
+
+    crictl.run(&["stop", "--timeout", "0", &id]);
+    let stopped = crictl.json(&["inspect", &id]);
+    assert_eq!(stopped["status"]["state"], "CONTAINER_EXITED");
+    assert_eq!(stopped["status"]["exitCode"], 137);
+    crictl.run(&["rm", &id]);
+    crictl.run(&["stopp", &pod]);
+    assert_eq!(crictl.json(&["inspectp", &pod])["status"]["state"], "SANDBOX_NOTREADY");
+    crictl.run(&["rmp", &pod]);
+    assert_eq!(crictl.run(&["pods", "-q"]), "");
+    crictl.run(&["rmi", &image]);
+    assert_eq!(crictl.run(&["images", "-q"]), "");
+
+    let left = daemon.left_behind();
+    assert!(left.is_empty(), "{left:?}");
+    assert_eq!(daemon.stop().await.unwrap().code, Some(0));
+    for hierarchy in fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
+        let _ = fs::remove_dir(hierarchy.path().join("ls-walk"));
+    }
+}
+
+/// The log once it has that many lines: the container writes when it likes.
+fn wait_for_log(crictl: &Crictl, id: &str, lines: usize) -> String {
+    for _ in 0..100 {
+        let output = crictl.output(&["logs", id]);
+        let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text += &String::from_utf8_lossy(&output.stderr);
+        if text.lines().count() >= lines {
+            return text.trim().to_owned();
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    panic!("the log never had {lines} lines");
 }

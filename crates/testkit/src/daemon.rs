@@ -188,3 +188,25 @@ fn tcp_listeners() -> anyhow::Result<Vec<String>> {
     let rows = table.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
     Ok(rows.filter(|row| row.get(3) == Some(&LISTEN)).map(|row| row[9].to_owned()).collect())
 }
+
+/// What lies in the daemon's directories or in the kernel and should not.
+impl DaemonProcess {
+    /// Mounts and pod directories under the state directory, and processes of shims. Empty
+    /// when all pods have been removed.
+    pub fn left_behind(&self) -> Vec<String> {
+        let state = self.state().to_string_lossy().into_owned();
+        let mut left = Vec::new();
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        left.extend(mounts.lines().filter(|line| line.contains(&state)).map(str::to_owned));
+        let pods = fs::read_dir(self.state().join("pods")).into_iter().flatten().flatten();
+        left.extend(pods.map(|entry| entry.path().display().to_string()));
+        for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let cmdline = fs::read(process.path().join("cmdline")).unwrap_or_default();
+            let cmdline = String::from_utf8_lossy(&cmdline).replace('\0', " ");
+            if cmdline.contains(&state) && !cmdline.contains(" daemon ") {
+                left.push(cmdline);
+            }
+        }
+        left
+    }
+}

@@ -140,7 +140,7 @@ fn make_spec(shared: &Shared, pod: &PodRecord, container: &ContainerRecord) -> R
         policy: &shared.config.policy,
         cdi: &cdi,
     })?;
-    let json = serde_json::to_vec(&built.spec).expect("a spec is JSON");
+    let json = oci::to_json(&built.spec).expect("a spec is JSON");
     write(&shared.layout.spec(&pod.id, &container.id), &json, 0o600)?;
     let cgroup = built.spec.linux().as_ref().and_then(|linux| linux.cgroups_path().clone());
     Ok(Made {

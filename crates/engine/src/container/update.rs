@@ -30,7 +30,7 @@ pub(crate) async fn update(
     let limits =
         oci::Limits { host: &config.host, handler: &handler.facts, policy: &config.policy };
     let updated = oci::update(&mut spec, &resources, limits)?;
-    let new = serde_json::to_vec(&spec).expect("a spec is JSON");
+    let new = oci::to_json(&spec).expect("a spec is JSON");
     let to = path.clone();
     blocking(move || replace(&to, &new)).await?;
     let now = oci::resources_of(&spec);

@@ -17,7 +17,7 @@ use crate::{
     names::Outcome,
     phase::{ContainerEvent, ContainerPhase, PodEvent, PodPhase},
     pod::{self, MakePod},
-    record::{ContainerRecord, Made, PodRecord},
+    record::{ContainerRecord, Made, PinnedImage, PodRecord},
     request::NewContainer,
     steps,
 };
@@ -44,7 +44,9 @@ impl Owner {
 
     pub(super) async fn on_ask(&mut self, ask: Ask) {
         match ask {
-            Ask::Create { id, name, request, tell } => self.create(id, name, *request, tell).await,
+            Ask::Create { id, name, request, image, tell } => {
+                self.create(id, name, *request, *image, tell);
+            }
             Ask::Signal { id, with, reply } => {
                 // A start in flight decides first whether there is anything to signal.
                 if self.starting(id) {
@@ -70,14 +72,15 @@ impl Owner {
 
     // === create ===
 
-    async fn create(
+    fn create(
         &mut self,
         id: Id,
         name: String,
         request: NewContainer,
+        image: PinnedImage,
         tell: watch::Sender<Outcome>,
     ) {
-        match self.new_record(id, name.clone(), request) {
+        match self.new_record(id, name.clone(), request, image) {
             Ok(container) => {
                 let slot = Slot { busy: true, tell: Some(tell), ..Slot::default() };
                 self.slots.insert(id, slot);
@@ -99,11 +102,16 @@ impl Owner {
         }
     }
 
-    fn new_record(&self, id: Id, name: String, request: NewContainer) -> Result<ContainerRecord> {
+    fn new_record(
+        &self,
+        id: Id,
+        name: String,
+        request: NewContainer,
+        image: PinnedImage,
+    ) -> Result<ContainerRecord> {
         if !self.pod.phase.is_ready() || self.is_ending() {
             return Err(self.state_error("create a container"));
         }
-        let image = self.shared.storage.image(&request.image.reference)?;
         let log_path = match (&self.pod.request.log_directory, &request.log_path) {
             (Some(dir), Some(path)) => Some(dir.join(path)),
             _ => None,

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use engine::Handler;
-use oci::{CgroupDriver, HandlerFacts};
+use oci::{Abilities, CgroupDriver, HandlerFacts};
 use probe::HostPaths;
 
 use crate::config::{self, Settings};
@@ -27,6 +27,7 @@ pub(super) fn find(settings: &Settings, driver: CgroupDriver) -> Vec<Handler> {
                 name: runtime.name.clone(),
                 oci_version: runtime.spec_version.clone(),
                 cgroup_driver: driver,
+                abilities: Abilities::of_features(runtime.features.as_ref()),
                 ..HandlerFacts::default()
             },
             name: runtime.name,
