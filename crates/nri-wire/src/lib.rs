@@ -67,6 +67,8 @@ mod event;
 mod frame;
 mod identity;
 mod mux;
+#[cfg(feature = "oci")]
+pub mod oci;
 mod trunk;
 
 pub use annotation::effective_annotation;

@@ -4,6 +4,7 @@
 //! [`Updating`]), who is asked when ([`model`]), what exists ([`registry`]), what is
 //! acceptable ([`DefaultValidator`]).
 
+pub mod apply;
 #[cfg(test)]
 mod arbitrary;
 mod merge;

@@ -28,6 +28,7 @@ use std::{collections::BTreeSet, fmt, str::FromStr};
 use nri_wire::api::Field;
 
 pub use create::{Creation, Merged};
+pub(crate) use list::removed;
 pub use update::{Updates, Updating};
 
 use crate::owners::{Conflict, Owners};

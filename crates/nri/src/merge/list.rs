@@ -21,7 +21,7 @@ pub(crate) fn removed(key: &str) -> Option<&str> {
     key.strip_prefix('-')
 }
 
-pub(crate) fn removal(key: &str) -> String {
+fn removal(key: &str) -> String {
     format!("-{key}")
 }
 
