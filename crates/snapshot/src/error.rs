@@ -41,6 +41,8 @@ pub enum Refusal {
     DotDot,
     #[error("its name holds a zero byte")]
     Nul,
+    #[error("a part of its name is longer than 255 bytes")]
+    LongName,
     #[error("it has no name")]
     NoName,
     #[error("only a directory can be the root")]
@@ -59,8 +61,8 @@ pub enum Refusal {
     NoTarget,
     #[error("it is a hard link to a directory")]
     LinkToDirectory,
-    #[error("it is a hard link to {0}, which neither this layer nor one below has")]
-    TargetMissing(&'static str),
+    #[error("it is a hard link to what neither this layer nor one below has")]
+    TargetMissing,
     #[error("character device 0:0 is how overlay marks deletions")]
     WhiteoutDevice,
     #[error("its type {0:#04x} is unknown")]
@@ -142,14 +144,17 @@ pub enum SnapshotError {
     #[error("snapshot {0} exists")]
     SnapshotExists(Key),
 
+    #[error("snapshot {0} is being worked on by another request")]
+    Busy(Key),
+
     #[error("layer {0} is not unpacked")]
     NoLayer(Digest),
 
     #[error("layer {layer} is used by {by}")]
     LayerInUse { layer: Digest, by: String },
 
-    #[error("layer {layer} was not unpacked onto {parent:?}")]
-    WrongParent { layer: Digest, parent: Option<Digest> },
+    #[error("diff id {diff_id} on what lies below does not make layer {layer}")]
+    WrongChain { layer: Digest, diff_id: Digest },
 
     #[error("snapshot {key} is already mounted on {target}")]
     AlreadyMounted { key: Key, target: PathBuf },
@@ -172,6 +177,9 @@ pub enum SnapshotError {
     #[error("fit layer {layer} onto the layers below it")]
     Rebase { layer: Digest, source: ApplyError },
 
+    #[error("copy the layers of snapshot {key} together")]
+    Flatten { key: Key, source: ApplyError },
+
     #[error(transparent)]
     Store(#[from] StoreError),
 
@@ -185,7 +193,7 @@ pub enum SnapshotError {
 impl SnapshotError {
     pub fn kind(&self) -> Kind {
         match self {
-            Self::UnknownSnapshotter(_) | Self::BadKey(_) | Self::WrongParent { .. } => {
+            Self::UnknownSnapshotter(_) | Self::BadKey(_) | Self::WrongChain { .. } => {
                 Kind::Invalid
             }
             Self::NoSnapshot(_) | Self::NoLayer(_) => Kind::NotFound,
@@ -194,8 +202,8 @@ impl SnapshotError {
                 Kind::FailedPrecondition
             }
             Self::NoIdmap { .. } => Kind::Unimplemented,
-            Self::Locked(_) | Self::Closed => Kind::Unavailable,
-            Self::Rebase { source, .. } => source.kind(),
+            Self::Busy(_) | Self::Locked(_) | Self::Closed => Kind::Unavailable,
+            Self::Rebase { source, .. } | Self::Flatten { source, .. } => source.kind(),
             Self::Store(source) => source.kind(),
             Self::Sys(source) => Kind::from(&io::Error::from(source.io_kind())),
             Self::Io { source, .. } => Kind::from(source),

@@ -9,15 +9,14 @@
 //! container where neither such devices nor such attributes may be made.
 
 use std::{
-    io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::BorrowedFd,
     path::{Path, PathBuf},
 };
 
 use rustix::{
     fs::{
-        AtFlags, FileType, Mode, OFlags, Stat, XattrFlags, fgetxattr, fremovexattr, fsetxattr,
-        mknodat, openat, statat, unlinkat,
+        AtFlags, FileType, Mode, OFlags, Stat, XattrFlags, fgetxattr, fsetxattr, mknodat, openat,
+        statat,
     },
     io::Errno,
 };
@@ -100,28 +99,10 @@ impl Form {
         }
     }
 
-    pub(crate) fn remove_whiteout(self, dir: BorrowedFd<'_>, name: &[u8]) -> Result<(), Errno> {
-        match self {
-            Self::Overlay => unlinkat(dir, name, AtFlags::empty()),
-            Self::Plain => unlinkat(dir, whiteout_name(name), AtFlags::empty()),
-        }
-    }
-
     pub(crate) fn set_opaque(self, dir: BorrowedFd<'_>) -> Result<(), Errno> {
         match self {
             Self::Overlay => fsetxattr(dir, OPAQUE_XATTR, b"y", XattrFlags::empty()),
             Self::Plain => touch(dir, OPAQUE),
-        }
-    }
-
-    pub(crate) fn clear_opaque(self, dir: BorrowedFd<'_>) -> Result<(), Errno> {
-        let done = match self {
-            Self::Overlay => fremovexattr(dir, OPAQUE_XATTR),
-            Self::Plain => unlinkat(dir, OPAQUE, AtFlags::empty()),
-        };
-        match done {
-            Err(Errno::NODATA | Errno::NOENT) => Ok(()),
-            other => other,
         }
     }
 
@@ -153,10 +134,4 @@ fn whiteout_name(name: &[u8]) -> Vec<u8> {
 fn touch(dir: BorrowedFd<'_>, name: &[u8]) -> Result<(), Errno> {
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(dir, name, flags, Mode::from_raw_mode(0o600)).map(drop)
-}
-
-/// Opens a directory below an open one, for reading and for changing what it is.
-pub(crate) fn open_dir(dir: impl AsFd, name: &[u8]) -> io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(openat(dir, name, flags, Mode::empty())?)
 }

@@ -19,19 +19,37 @@
 //! - Nothing that a caller waits for walks a tree: removal is a rename, usage is counted
 //!   while unpacking and sampled in the background.
 
+mod apply;
+mod archive;
 mod compression;
+mod copy;
 mod error;
+mod flatten;
 mod layer;
 mod limits;
+mod node;
+mod path;
+mod pipeline;
+mod rebase;
 mod record;
+mod snapshots;
+mod stack;
+mod sweep;
+mod tree;
 mod usage;
+mod walk;
 
+pub use apply::{Applied, ApplyOptions, apply_layer};
 pub use compression::Compression;
 pub use error::{ApplyError, Limited, Refusal, SnapshotError};
 pub use layer::{Form, LayerDir};
 pub use limits::Limits;
+pub use rebase::rebase_layer;
 pub use record::{
     Key, LayerKey, LayerRecord, PrepareOptions, SnapshotKey, SnapshotRecord, Snapshotter,
     StoredRange, chain_ids,
+};
+pub use snapshots::{
+    Collected, FsInfo, Hold, Recovery, Sample, Snapshots, SnapshotsConfig, Staging,
 };
 pub use usage::Usage;

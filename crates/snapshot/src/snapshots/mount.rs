@@ -1,0 +1,128 @@
+//! From layers and a directory for changes to a file system somewhere.
+
+use std::{
+    fs,
+    os::fd::{AsFd, AsRawFd},
+    path::{Path, PathBuf},
+};
+
+use rustix::io::Errno;
+use sys::{
+    host::FsType,
+    idmap::{self, IdMaps},
+    mount::{self, Attrs, Depth, Detached, Overlay, Unmount, Upper},
+};
+
+use super::layout::{Layout, make_dir};
+use crate::{LayerDir, SnapshotError, SnapshotRecord, Snapshotter, sweep::random};
+
+pub(crate) const UPPER: &str = "upper";
+pub(crate) const WORK: &str = "work";
+pub(crate) const ROOT: &str = "root";
+
+/// `chain`: the layers, topmost first. `ids`: as in the record.
+pub(crate) fn mount(
+    layout: &Layout,
+    record: &SnapshotRecord,
+    chain: &[LayerDir],
+    ids: Option<&IdMaps>,
+    target: &Path,
+) -> Result<(), SnapshotError> {
+    let own = layout.snapshot(&record.key);
+    if record.snapshotter == Snapshotter::Native {
+        let view = mount::bind(&own.join(ROOT), Depth::One)?;
+        if record.read_only_view {
+            view.restrict(Attrs::READ_ONLY, Depth::One)?;
+        }
+        return Ok(view.attach(target)?);
+    }
+    let upper =
+        (!record.read_only_view).then(|| Upper { dir: own.join(UPPER), work: own.join(WORK) });
+    let overlay = |lower| Overlay {
+        lower,
+        upper,
+        volatile: record.volatile,
+        // An index would tie the upper directory to one set of layers on one disk.
+        index: Some(false),
+        ..Overlay::default()
+    };
+    if chain.is_empty() {
+        return Ok(overlay(vec![layout.empty()]).mount_at(target, Attrs::default())?);
+    }
+    let Some(ids) = ids else {
+        let lower = chain.iter().map(|layer| layer.path.clone()).collect();
+        return Ok(overlay(lower).mount_at(target, Attrs::default())?);
+    };
+    let mapped = Mapped::new(layout, ids)?;
+    let names: Vec<_> = chain.iter().filter_map(|layer| layer.path.file_name()).collect();
+    let lower = |at: &Path| names.iter().map(|name| at.join(name)).collect::<Vec<_>>();
+    let mut overlay = overlay(lower(&mapped.by_descriptor()));
+    // Before Linux 6.15 overlay takes layers only from mounts that are attached.
+    if overlay.mount_at(target, Attrs::default()).is_ok() {
+        return Ok(());
+    }
+    let attached = mapped.attach(layout)?;
+    overlay.lower = lower(&attached.0);
+    Ok(overlay.mount_at(target, Attrs::default())?)
+}
+
+/// All layers at once, shown to the ids of a user namespace: one mount, however many
+/// layers an image has.
+struct Mapped(Detached);
+
+impl Mapped {
+    fn new(layout: &Layout, ids: &IdMaps) -> Result<Self, SnapshotError> {
+        let layers = layout.layers();
+        let all = mount::bind(&layers, Depth::One)?;
+        let namespace = idmap::user_namespace(ids)?;
+        match all.idmap(namespace, Depth::One) {
+            Ok(()) => Ok(Self(all)),
+            Err(e) if e.is(Errno::INVAL) => Err(SnapshotError::NoIdmap {
+                fs: FsType::of(&layers)?.to_string(),
+                root: layout.root.clone(),
+            }),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn by_descriptor(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.0.as_fd().as_raw_fd()).into()
+    }
+
+    fn attach(self, layout: &Layout) -> Result<Attached, SnapshotError> {
+        let point = layout.mapped().join(format!("{:016x}", random()));
+        make_dir(&point)?;
+        let attached = Attached(point);
+        self.0.attach(&attached.0)?;
+        Ok(attached)
+    }
+}
+
+/// Gone with the value; what a crash leaves, the next start removes.
+struct Attached(PathBuf);
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        if let Err(error) = detach(&self.0) {
+            tracing::warn!(point = %self.0.display(), %error, "mapped layers stay mounted");
+        }
+    }
+}
+
+pub(crate) fn detach(point: &Path) -> Result<(), SnapshotError> {
+    mount::unmount(point, Unmount::Lazy)?;
+    fs::remove_dir(point).map_err(SnapshotError::io("remove", point))
+}
+
+/// At once if nobody uses it, else when the last user goes.
+pub(crate) fn unmount(target: &Path) -> Result<bool, SnapshotError> {
+    match mount::unmount(target, Unmount::Now) {
+        Err(e) if e.is(Errno::BUSY) => Ok(mount::unmount(target, Unmount::Lazy)?),
+        done => Ok(done?),
+    }
+}
+
+/// Whether the kernel has marked it: mounted without syncing, and to be trusted no more.
+pub(crate) fn is_spent(layout: &Layout, record: &SnapshotRecord) -> bool {
+    layout.snapshot(&record.key).join(WORK).join("work/incompat/volatile").exists()
+}
