@@ -46,6 +46,16 @@ mod tests {
         assert_eq!(toml::from_str::<Config>(&sample()).unwrap(), Config::default());
     }
 
+    /// `LONGSHORE_BLESS=1 cargo test -p longshore` writes it anew.
+    #[test]
+    fn the_file_in_docs_is_the_sample() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/config.sample.toml");
+        if std::env::var_os("LONGSHORE_BLESS").is_some() {
+            std::fs::write(path, sample()).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(path).unwrap_or_default(), sample());
+    }
+
     /// What the sample says of unset keys is what they come to.
     #[test]
     fn the_shown_values_are_those_of_a_plain_host() {
