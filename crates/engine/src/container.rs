@@ -5,6 +5,7 @@ mod make;
 pub(crate) mod remove;
 pub(crate) mod start;
 mod update;
+mod volumes;
 
 pub(crate) use make::MakeContainer;
 pub(crate) use remove::release;

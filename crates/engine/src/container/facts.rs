@@ -31,6 +31,7 @@ pub(super) struct Known<'a> {
     /// The processes of other containers of the pod, for namespaces shared with one.
     pub(super) pids: &'a BTreeMap<Id, u32>,
     pub(super) device_paths: Vec<PathBuf>,
+    pub(super) volumes: BTreeMap<PathBuf, PathBuf>,
 }
 
 pub(super) fn gather(known: &Known<'_>) -> Result<ContainerFacts> {
@@ -39,7 +40,7 @@ pub(super) fn gather(known: &Known<'_>) -> Result<ContainerFacts> {
         id: *id,
         rootfs: rootfs.clone(),
         sources: sources(&request.mounts)?,
-        volumes: BTreeMap::new(),
+        volumes: known.volumes.clone(),
         targets: targets(known)?,
         seccomp: seccomp(request)?,
         selinux: None,

@@ -7,7 +7,10 @@ use oci::{
     ContainerRequest, IdMappings, NamespaceMode, NamespacePaths, PodFacts, PodFiles, UserNamespace,
 };
 
-use super::facts::{self, Known};
+use super::{
+    facts::{self, Known},
+    volumes,
+};
 use crate::{
     error::Result,
     files::{blocking, make_dir, remove_dir, write},
@@ -128,6 +131,11 @@ fn make_spec(shared: &Shared, pod: &PodRecord, container: &ContainerRecord) -> R
         request,
         pids: &pids(shared, pod.id),
         device_paths: oci::device_paths(request, &cdi)?.into_iter().collect(),
+        volumes: volumes::make(
+            &shared.layout.bundle(&pod.id, &container.id).join("volumes"),
+            &rootfs,
+            &oci::image_volumes(request, &container.image.facts),
+        )?,
     };
     let built = oci::build(&oci::Inputs {
         request,
