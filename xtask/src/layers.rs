@@ -18,11 +18,11 @@ use crate::{
 const LAYERS: &[&[&str]] = &[
     &["base", "ttrpc-build", "xtask"],
     &["store", "sys", "ttrpc", "telemetry"],
-    &["api-cri", "api-docker", "api-shim", "nri-wire"],
+    &["api-admin", "api-cri", "api-docker", "api-shim", "nri-wire"],
     &["content", "net", "nri", "nri-sdk", "oci", "probe", "shim", "shim-client", "snapshot"],
     &["engine"],
     &["stream"],
-    &["front-cri", "front-docker"],
+    &["front-admin", "front-cri", "front-docker"],
     &["longshore"],
     &["testkit"],
 ];
@@ -55,7 +55,7 @@ const RULES: &[Rule] = &[
     },
     Rule {
         ban: Ban::Direct {
-            crates: &["front-cri", "front-docker"],
+            crates: &["front-admin", "front-cri", "front-docker"],
             refused: &["shim-client", "snapshot", "store"],
         },
         why: "front ends translate and call the engine; they decide nothing",
@@ -97,6 +97,10 @@ const RULES: &[Rule] = &[
     Rule {
         ban: Ban::AllBut { users: &["front-cri", "longshore", "testkit"], refused: "api-cri" },
         why: "CRI stays in its front end and our own client",
+    },
+    Rule {
+        ban: Ban::AllBut { users: &["front-admin", "longshore", "testkit"], refused: "api-admin" },
+        why: "our own API has one server and one client",
     },
     Rule {
         ban: Ban::AllBut { users: &["front-docker", "testkit"], refused: "api-docker" },

@@ -16,7 +16,7 @@ use engine::Engine;
 use http::{HeaderMap, Request, Response};
 use telemetry::metrics::Registry;
 use tokio::time::Instant;
-use tonic::{Code, Status, body::Body, service::Routes};
+use tonic::{Code, Status, body::Body, server::NamedService, service::Routes};
 
 use crate::{image::Image, rpc_metrics::RpcMetrics, runtime::Runtime};
 
@@ -31,6 +31,11 @@ impl Slot {
         let _ = self.0.set(engine);
     }
 
+    /// The same place, for services that are mounted beside ours.
+    pub fn cell(&self) -> Arc<OnceLock<Arc<Engine>>> {
+        Arc::clone(&self.0)
+    }
+
     pub(crate) fn engine(&self) -> Result<&Arc<Engine>, Status> {
         self.0.get().ok_or_else(|| Status::unavailable("server is not initialized yet"))
     }
@@ -42,6 +47,8 @@ pub struct Service {
     slot: Slot,
     routes: Routes,
     metrics: RpcMetrics,
+    /// The names of services that are not CRI's.
+    guests: Vec<&'static str>,
 }
 
 impl Service {
@@ -53,7 +60,24 @@ impl Service {
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         let routes = Routes::new(runtime).add_service(image).prepare();
-        Self { slot, routes, metrics: RpcMetrics::register(registry) }
+        Self { slot, routes, metrics: RpcMetrics::register(registry), guests: Vec::new() }
+    }
+
+    /// Serves another gRPC service on the same connections and by the same rules.
+    #[must_use]
+    pub fn with<S>(mut self, guest: S) -> Self
+    where
+        S: tower::Service<Request<Body>, Response = Response<Body>, Error = Infallible>
+            + NamedService
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        S::Future: Send + 'static,
+    {
+        self.guests.push(S::NAME);
+        self.routes = self.routes.add_service(guest).prepare();
+        self
     }
 
     /// Cancel safe as far as the engine is: work that changes the world goes on there.
@@ -62,7 +86,7 @@ impl Service {
         B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
         B::Error: Into<tonic::codegen::StdError>,
     {
-        let rpc = rpc_name(request.uri().path());
+        let rpc = rpc_name(request.uri().path(), &self.guests);
         let started = Instant::now();
         let response = match self.slot.engine() {
             Err(status) => status.into_http(),
@@ -115,10 +139,17 @@ async fn within(
     }
 }
 
-/// A name of the contract, or "unknown": labels are not the caller's to invent.
-fn rpc_name(path: &str) -> &'static str {
-    let name = path.rsplit('/').next().unwrap_or_default();
-    RPCS.iter().find(|(_, known)| *known == name).map_or("unknown", |(_, known)| known)
+/// A name of the contract, that of a guest as a whole, or "unknown": labels are not the
+/// caller's to invent.
+fn rpc_name(path: &str, guests: &[&'static str]) -> &'static str {
+    let path = path.strip_prefix('/').unwrap_or(path);
+    let (service, method) = path.split_once('/').unwrap_or((path, ""));
+    if let Some(guest) = guests.iter().find(|guest| **guest == service) {
+        return guest;
+    }
+    let service = service.strip_prefix("runtime.v1.").unwrap_or_default();
+    let known = RPCS.iter().find(|rpc| **rpc == (service, method));
+    known.map_or("unknown", |(_, method)| method)
 }
 
 /// `grpc-timeout`: at most eight digits and a unit. What does not parse is no limit.
@@ -191,9 +222,17 @@ mod tests {
 
     #[test]
     fn labels_come_from_the_contract() {
-        assert_eq!(rpc_name("/runtime.v1.RuntimeService/Version"), "Version");
-        assert_eq!(rpc_name("/runtime.v1.ImageService/PullImage"), "PullImage");
-        assert_eq!(rpc_name("/x/Evil"), "unknown");
+        #[track_caller]
+        fn check(path: &str, want: &str) {
+            assert_eq!(rpc_name(path, &["admin.v1.Admin"]), want, "{path}");
+        }
+        check("/runtime.v1.RuntimeService/Version", "Version");
+        check("/runtime.v1.ImageService/PullImage", "PullImage");
+        check("/runtime.v1.ImageService/Version", "unknown");
+        check("/admin.v1.Admin/Exec", "admin.v1.Admin");
+        check("/other.Admin/Exec", "unknown");
+        check("/x/Evil", "unknown");
+        check("", "unknown");
         assert_eq!(RPCS.len(), 43);
     }
 }

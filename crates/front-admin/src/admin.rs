@@ -1,0 +1,157 @@
+//! The service: each method translates, calls and translates back.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+};
+
+use api_admin::v1::{
+    AttachRequest, AttachStart, ExecRequest, ExecStart, GetPathsRequest, GetPathsResponse,
+    ListStagesRequest, ListStagesResponse, SessionInput, SessionOutput, admin_server,
+    attach_request, exec_request,
+};
+use engine::{Engine, ExecStdio};
+use tokio_stream::StreamExt;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::{
+    request::{self, Exec, named},
+    session, stages,
+    status::status,
+    streams::{Stream, Streams},
+};
+
+/// Where the engine will be: the socket is served before there is one.
+pub type EngineCell = Arc<OnceLock<Arc<Engine>>>;
+
+/// Where the daemon keeps its files, for clients on the same host.
+#[derive(Clone, Debug)]
+pub struct Paths {
+    pub root: PathBuf,
+    pub state: PathBuf,
+}
+
+#[derive(Debug)]
+pub struct Admin {
+    engine: EngineCell,
+    paths: Paths,
+    streams: Streams,
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+impl Admin {
+    /// To be mounted beside the services of CRI.
+    pub fn service(
+        engine: EngineCell,
+        paths: Paths,
+        streams: Streams,
+    ) -> admin_server::AdminServer<Self> {
+        admin_server::AdminServer::new(Self { engine, paths, streams })
+    }
+
+    fn engine(&self) -> Result<&Arc<Engine>, Status> {
+        self.engine.get().ok_or_else(|| Status::unavailable("server is not initialized yet"))
+    }
+}
+
+#[tonic::async_trait]
+impl admin_server::Admin for Admin {
+    async fn get_paths(&self, _: Request<GetPathsRequest>) -> Answer<GetPathsResponse> {
+        let Paths { root, state } = &self.paths;
+        Ok(Response::new(GetPathsResponse {
+            root: root.to_string_lossy().into_owned(),
+            state: state.to_string_lossy().into_owned(),
+        }))
+    }
+
+    async fn list_stages(&self, _: Request<ListStagesRequest>) -> Answer<ListStagesResponse> {
+        Ok(Response::new(stages::list(self.engine()?)))
+    }
+
+    type WatchStagesStream = Stream<ListStagesResponse>;
+
+    async fn watch_stages(&self, _: Request<ListStagesRequest>) -> Answer<Self::WatchStagesStream> {
+        let engine = Arc::clone(self.engine()?);
+        let watch = |out| stages::watch(move || stages::list(&engine), out);
+        Ok(Response::new(self.streams.feed(watch)))
+    }
+
+    type ExecStream = Stream<SessionOutput>;
+
+    async fn exec(&self, request: Request<Streaming<ExecRequest>>) -> Answer<Self::ExecStream> {
+        let engine = self.engine()?;
+        let mut requests = request.into_inner();
+        let begin = async {
+            let Exec { container, request, stdio } =
+                request::exec(first_exec(&mut requests).await?)?;
+            engine.exec(&container, request, stdio).await.map_err(status)
+        };
+        let session = self.streams.unless_stopped(begin).await?;
+        let inputs = requests.map(|request| request.and_then(exec_input));
+        Ok(Response::new(self.streams.feed(|out| session::exec(session, inputs, out))))
+    }
+
+    type AttachStream = Stream<SessionOutput>;
+
+    async fn attach(
+        &self,
+        request: Request<Streaming<AttachRequest>>,
+    ) -> Answer<Self::AttachStream> {
+        let engine = Arc::clone(self.engine()?);
+        let mut requests = request.into_inner();
+        let begin = async {
+            let AttachStart { container, stdin, stdout, stderr, await_start } =
+                first_attach(&mut requests).await?;
+            let id = named(container)?;
+            let stdio = ExecStdio { stdin, stdout, stderr };
+            let io = if await_start {
+                session::attach_from_start(&engine, &id, stdio).await
+            } else {
+                engine.attach(&id, stdio).await
+            };
+            Ok((id, io.map_err(status)?))
+        };
+        let (id, io) = self.streams.unless_stopped(begin).await?;
+        let inputs = requests.map(|request| request.and_then(attach_input));
+        Ok(Response::new(self.streams.feed(|out| session::attach(io, engine, id, inputs, out))))
+    }
+}
+
+async fn first_exec(requests: &mut Streaming<ExecRequest>) -> Result<ExecStart, Status> {
+    match requests.message().await?.and_then(|request| request.message) {
+        Some(exec_request::Message::Start(start)) => Ok(start),
+        _ => Err(no_start()),
+    }
+}
+
+async fn first_attach(requests: &mut Streaming<AttachRequest>) -> Result<AttachStart, Status> {
+    match requests.message().await?.and_then(|request| request.message) {
+        Some(attach_request::Message::Start(start)) => Ok(start),
+        _ => Err(no_start()),
+    }
+}
+
+fn no_start() -> Status {
+    Status::invalid_argument("start: must be the first message")
+}
+
+fn exec_input(request: ExecRequest) -> Result<SessionInput, Status> {
+    match request.message {
+        Some(exec_request::Message::Start(_)) => Err(second_start()),
+        Some(exec_request::Message::Input(input)) => Ok(input),
+        None => Ok(SessionInput::default()),
+    }
+}
+
+fn attach_input(request: AttachRequest) -> Result<SessionInput, Status> {
+    match request.message {
+        Some(attach_request::Message::Start(_)) => Err(second_start()),
+        Some(attach_request::Message::Input(input)) => Ok(input),
+        None => Ok(SessionInput::default()),
+    }
+}
+
+fn second_start() -> Status {
+    Status::invalid_argument("start: was given already")
+}
