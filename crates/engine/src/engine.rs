@@ -26,7 +26,7 @@ use crate::{
     shared::{Live, Shared},
     stages::{Stage, Stages},
     storage::Storage,
-    view::{ContainerFilter, ExecOutput, PodFilter, PodView},
+    view::{ContainerFilter, ExecOutput, HandlerView, PodFilter, PodView},
 };
 
 /// The engine that both front ends call. Ids may be given as unique prefixes.
@@ -104,6 +104,19 @@ impl Engine {
     /// Who owns the cgroups of all pods.
     pub fn cgroup_driver(&self) -> oci::CgroupDriver {
         self.shared.config.cgroup_driver
+    }
+
+    /// The default first.
+    pub fn handlers(&self) -> Vec<HandlerView> {
+        let handlers = self.shared.config.handlers.iter().enumerate();
+        let view = |(at, handler): (usize, &crate::config::Handler)| HandlerView {
+            name: handler.name.clone(),
+            is_default: at == 0,
+            recursive_readonly: handler.facts.abilities.recursive_readonly,
+            user_namespaces: handler.facts.abilities.user_namespaces
+                && handler.facts.abilities.idmapped_mounts,
+        };
+        handlers.map(view).collect()
     }
 
     // === pods ===

@@ -44,6 +44,16 @@ pub enum ContainerState {
     Unknown,
 }
 
+/// A configured handler and what it can do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HandlerView {
+    pub name: String,
+    pub is_default: bool,
+    pub recursive_readonly: bool,
+    /// With idmapped mounts: without them a root file system cannot be shown shifted.
+    pub user_namespaces: bool,
+}
+
 /// What a command run to its end gave.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExecOutput {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use api_cri::{
     KUBE_API_VERSION, RUNTIME_API_VERSION, v1, v1::runtime_service_server::RuntimeService,
 };
-use engine::{Engine, health::Condition};
+use engine::{Engine, health::Condition, view::HandlerView};
 use oci::CgroupDriver;
 use tonic::{Request, Response, Status};
 
@@ -60,6 +60,7 @@ impl RuntimeService for Runtime {
         Ok(Response::new(v1::StatusResponse {
             status: Some(v1::RuntimeStatus { conditions }),
             features: Some(features),
+            runtime_handlers: handlers(self.engine()?.handlers()),
             ..Default::default()
         }))
     }
@@ -294,6 +295,21 @@ impl RuntimeService for Runtime {
 
 const POD_ID: &str = "pod_sandbox_id";
 const CONTAINER_ID: &str = "container_id";
+
+/// By name, and the default once more under no name.
+fn handlers(known: Vec<HandlerView>) -> Vec<v1::RuntimeHandler> {
+    let wire = |name: &str, handler: &HandlerView| v1::RuntimeHandler {
+        name: name.to_owned(),
+        features: Some(v1::RuntimeHandlerFeatures {
+            recursive_read_only_mounts: handler.recursive_readonly,
+            user_namespaces: handler.user_namespaces,
+        }),
+    };
+    let mut handlers: Vec<_> = known.iter().map(|handler| wire(&handler.name, handler)).collect();
+    handlers.extend(known.iter().filter(|h| h.is_default).map(|handler| wire("", handler)));
+    handlers.sort_by(|a, b| a.name.cmp(&b.name));
+    handlers
+}
 
 fn condition(name: &str, condition: &Condition) -> v1::RuntimeCondition {
     let trouble = condition.trouble();

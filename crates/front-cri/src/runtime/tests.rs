@@ -32,8 +32,10 @@ struct Node {
 struct NoImages;
 
 impl Storage for NoImages {
-    fn image(&self, reference: &str) -> engine::Result<PinnedImage> {
-        Err(EngineError::NotFound { what: "image", id: reference.to_owned() })
+    fn image<'a>(&'a self, reference: &'a str) -> Boxed<'a, engine::Result<PinnedImage>> {
+        Box::pin(
+            async move { Err(EngineError::NotFound { what: "image", id: reference.to_owned() }) },
+        )
     }
 
     fn mount(&self, _: NewRootfs) -> Boxed<'_, engine::Result<()>> {
