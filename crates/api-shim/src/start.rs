@@ -28,6 +28,20 @@ pub struct Description {
     pub cgroup: Option<PathBuf>,
     #[serde(default)]
     pub log_level: LogLevel,
+    /// Where the controllers are, as the daemon sees it. Finding that out means to read all
+    /// mounts of the host, which would double the memory of a shim.
+    #[serde(default)]
+    pub hierarchies: Vec<CgroupHierarchy>,
+}
+
+/// A mounted cgroup hierarchy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CgroupHierarchy {
+    pub v2: bool,
+    pub mount: PathBuf,
+    /// The group one sees at `mount`.
+    pub root: PathBuf,
+    pub controllers: Vec<String>,
 }
 
 /// How to call the OCI runtime.

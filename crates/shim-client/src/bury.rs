@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use api_shim::start::{Bootstrap, Files, OciRuntime, TaskRecord, start_time};
+use api_shim::start::{Bootstrap, ExitRecord, Files, OciRuntime, TaskRecord, start_time};
 use jiff::Timestamp;
 use sys::{
     cgroup::{Cgroup, Layout},
@@ -33,6 +33,10 @@ pub struct Buried {
 }
 
 const SIGKILL: i32 = 9;
+
+/// The kernel tells how a process ended once it is reaped. That is the business of whoever
+/// is its parent now; some poll, so it may take a while.
+const REAPING: Duration = Duration::from_secs(3);
 
 /// Kills the shim if it still runs, then its containers and its PID 1, removes them from
 /// the OCI runtime, releases the namespaces and the shim's cgroup. Goes on after a failure
@@ -79,12 +83,18 @@ impl Undertaker {
         let killed = kill_listener(&files.socket, self.left());
         self.note("kill the shim", killed);
         let layout = self.note("find the cgroups", Layout::detect());
-        let mut buried = Vec::new();
-        for (id, record) in read_tasks(&files.tasks) {
-            let exit = self.bury_task(&id, &record, &bootstrap.runtime, layout.as_ref());
-            buried.push(Buried { id, exit });
-        }
+        let tasks = read_tasks(&files.tasks);
+        let processes: Vec<_> = tasks
+            .iter()
+            .map(|(id, record)| self.bury_task(id, record, &bootstrap.runtime, layout.as_ref()))
+            .collect();
         self.end_pod(bootstrap, layout.as_ref());
+        let until = Instant::now() + REAPING.min(self.left());
+        let buried = tasks.into_iter().zip(processes).map(|((id, record), process)| {
+            let told = || process.and_then(|process| exit_of(&process, until));
+            Buried { id, exit: record.exit.map(recorded).or_else(told) }
+        });
+        let buried = buried.collect();
         if let Some(failure) = self.failure {
             return Err(failure);
         }
@@ -99,7 +109,7 @@ impl Undertaker {
         record: &TaskRecord,
         runtime: &OciRuntime,
         layout: Option<&Layout>,
-    ) -> Option<Exit> {
+    ) -> Option<Pidfd> {
         let process = held(record.pid, record.start_time);
         if let Some(process) = &process {
             let killed = process.signal(SIGKILL);
@@ -111,20 +121,13 @@ impl Undertaker {
             let killed = group.kill(self.left());
             self.note("kill a container's processes", killed);
         }
-        let exit = process.and_then(|process| {
+        if let Some(process) = &process {
             let ended = process.wait_end(Some(self.left()));
-            self.note("wait for a container", ended)?;
-            exit_of(&process)
-        });
+            self.note("wait for a container", ended);
+        }
         let deleted = delete(runtime, id);
         self.note("delete a container", deleted);
-        let known = record.exit.map(|exit| Exit {
-            code: exit.status,
-            at: base::time::from_unix_nanos(exit.at),
-            oom: exit.oom,
-            log_errors: 0,
-        });
-        known.or(exit)
+        process
     }
 
     fn end_pod(&mut self, bootstrap: &Bootstrap, layout: Option<&Layout>) {
@@ -175,16 +178,22 @@ fn held(pid: u32, started: u64) -> Option<Pidfd> {
     (start_time(&stat) == Some(started)).then_some(process)
 }
 
-/// The kernel tells once the process is reaped, which is the business of its new parent.
-fn exit_of(process: &Pidfd) -> Option<Exit> {
-    for _ in 0..50 {
+fn recorded(exit: ExitRecord) -> Exit {
+    let at = base::time::from_unix_nanos(exit.at);
+    Exit { code: exit.status, at, oom: exit.oom, log_errors: 0 }
+}
+
+fn exit_of(process: &Pidfd, until: Instant) -> Option<Exit> {
+    loop {
         if let Some(exit) = process.exit_info().ok()? {
             let code = u32::try_from(exit.status()).unwrap_or(255);
             return Some(Exit { code, at: Timestamp::now(), oom: false, log_errors: 0 });
         }
-        sleep(Duration::from_millis(1));
+        if Instant::now() >= until {
+            return None;
+        }
+        sleep(Duration::from_millis(2));
     }
-    None
 }
 
 /// Forced only if need be: that makes runc sleep. A container it does not know is fine.

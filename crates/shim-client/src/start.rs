@@ -9,8 +9,11 @@ use std::{
     time::Duration,
 };
 
-use api_shim::start::{Bootstrap, Description};
-use sys::mount::{Attrs, Depth, Detached, bind};
+use api_shim::start::{Bootstrap, CgroupHierarchy, Description};
+use sys::{
+    cgroup::{Layout, Version},
+    mount::{Attrs, Depth, Detached, bind},
+};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
     process::{Child, Command},
@@ -74,8 +77,20 @@ fn describe(spec: &StartPod) -> Result<Vec<u8>, ShimError> {
         sysctls: spec.sysctls,
         cgroup: spec.cgroup,
         log_level: spec.log_level,
+        hierarchies: hierarchies()?,
     };
     serde_json::to_vec(&description).map_err(ShimError::io("describe the pod"))
+}
+
+fn hierarchies() -> Result<Vec<CgroupHierarchy>, ShimError> {
+    let layout = Layout::detect().map_err(ShimError::io("find the cgroups"))?;
+    let all = layout.hierarchies().into_iter().map(|(hierarchy, controllers)| CgroupHierarchy {
+        v2: hierarchy.version == Version::V2,
+        mount: hierarchy.mount,
+        root: hierarchy.root,
+        controllers,
+    });
+    Ok(all.collect())
 }
 
 /// The binary is run from a read-only view of its own: containers that share a PID

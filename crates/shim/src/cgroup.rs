@@ -1,6 +1,7 @@
 //! The cgroup of a container, held open from its creation to its deletion.
 
 use std::{
+    collections::BTreeMap,
     fs::File,
     io::{Read, Seek},
     os::fd::OwnedFd,
@@ -12,13 +13,38 @@ use std::{
     time::Duration,
 };
 
-use sys::cgroup::{Cgroup, Layout, Membership, Version, parse};
+use api_shim::start::CgroupHierarchy;
+use sys::cgroup::{Cgroup, Hierarchy, Layout, LayoutMode, Membership, Version, parse};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::error::{Error, Result};
 
 /// Ends and halts take the kernel milliseconds; more means that something hangs.
 const LIMIT: Duration = Duration::from_secs(10);
+
+/// As the daemon told us; looked for only if it did not.
+pub(crate) fn layout(told: &[CgroupHierarchy]) -> Result<Layout> {
+    if told.is_empty() {
+        return Layout::detect().map_err(Error::io("find the cgroups"));
+    }
+    let mut layout = Layout { mode: LayoutMode::V1, controllers: BTreeMap::new(), unified: None };
+    for one in told {
+        let version = if one.v2 { Version::V2 } else { Version::V1 };
+        let hierarchy = Hierarchy { version, mount: one.mount.clone(), root: one.root.clone() };
+        if one.v2 {
+            layout.unified = Some(hierarchy.clone());
+        }
+        for name in &one.controllers {
+            layout.controllers.insert(name.clone(), hierarchy.clone());
+        }
+    }
+    layout.mode = match (&layout.unified, told.iter().all(|one| one.v2)) {
+        (None, _) => LayoutMode::V1,
+        (Some(_), false) => LayoutMode::Hybrid,
+        (Some(_), true) => LayoutMode::V2,
+    };
+    Ok(layout)
+}
 
 #[derive(Debug)]
 pub(crate) struct Group {
@@ -133,6 +159,23 @@ pub(crate) async fn off_thread<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_daemon_tells_is_what_we_would_find() {
+        let found = Layout::detect().unwrap();
+        let told: Vec<_> = found
+            .hierarchies()
+            .into_iter()
+            .map(|(hierarchy, controllers)| CgroupHierarchy {
+                v2: hierarchy.version == Version::V2,
+                mount: hierarchy.mount,
+                root: hierarchy.root,
+                controllers,
+            })
+            .collect();
+        assert_eq!(layout(&told).unwrap(), found);
+        assert_eq!(layout(&[]).unwrap(), found);
+    }
 
     #[test]
     fn our_own_group_is_nobodys() {

@@ -33,8 +33,23 @@ pub(crate) enum Error {
     #[error("{0} is not implemented")]
     Unimplemented(&'static str),
 
-    #[error("{doing}: {source}")]
+    #[error("{doing}: {}", Chain(source))]
     Io { doing: String, source: io::Error },
+}
+
+/// An error with all its causes: it leaves the process as text.
+struct Chain<'a>(&'a io::Error);
+
+impl fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut next = std::error::Error::source(self.0);
+        while let Some(cause) = next {
+            write!(f, ": {cause}")?;
+            next = cause.source();
+        }
+        Ok(())
+    }
 }
 
 impl Error {
@@ -71,5 +86,24 @@ impl Error {
 impl From<Error> for Status {
     fn from(error: Error) -> Self {
         Self::new(error.code(), error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_causes_are_told() {
+        let refused = sys::pidfd::Pidfd::open(0).unwrap_err();
+        let text = Error::io("hold a process")(refused).to_string();
+        assert_eq!(text, "hold a process: open process 0: Invalid argument (os error 22)");
+    }
+
+    #[test]
+    fn a_full_disk_is_told_apart() {
+        let full = io::Error::from(io::ErrorKind::StorageFull);
+        assert_eq!(Error::io("write")(full).code(), Code::ResourceExhausted);
+        assert_eq!(Error::io("write")(io::Error::other("x")).code(), Code::Internal);
     }
 }

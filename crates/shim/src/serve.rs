@@ -84,7 +84,11 @@ pub(crate) fn short_path(path: &Path) -> Result<(PathBuf, Option<File>)> {
 
 /// Returns when the shim's work is over; the pod is released by then, or as far as it can be.
 pub(crate) fn run(description: &Description, pod: Pod, sockets: Sockets) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    // Few things happen at once here, and the room for events is memory of every pod.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_io_events_per_tick(16)
+        .build();
     let runtime = runtime.map_err(Error::io("start the control thread"))?;
     runtime.block_on(serve(description, pod, sockets))
 }
@@ -93,7 +97,8 @@ async fn serve(description: &Description, pod: Pod, sockets: Sockets) -> Result<
     let children = reaper::children().map_err(Error::io("listen for exits"))?;
     let reaper = Arc::new(Reaper::default());
     let io = IoThread::start(sockets.attach)?;
-    let records = Files::of(&description.dir).tasks;
+    let files = Files::of(&description.dir);
+    let records = files.tasks.clone();
     let tasks = Tasks::new(description, pod.first_pid(), io, Arc::clone(&reaper), records)?;
     let tasks = Arc::new(tasks);
     let stop = CancellationToken::new();
@@ -112,7 +117,7 @@ async fn serve(description: &Description, pod: Pod, sockets: Sockets) -> Result<
         () = stop.cancelled() => {}
         () = reaper.run(children) => note::warn("no more exits are told"),
         served = server.serve(listener) => served.map_err(Error::io("serve"))?,
-        () = pod_gone(&description.dir, &shim) => note::warn("the pod's directory is gone"),
+        () = pod_gone(&files, &shim) => note::warn("the pod's directory is gone"),
     }
     if timeout(LAST_ANSWERS, server.shutdown()).await.is_err() {
         server.abort();
@@ -120,22 +125,32 @@ async fn serve(description: &Description, pod: Pod, sockets: Sockets) -> Result<
     shim.pod.lock().release()
 }
 
-/// Nobody can reach us any more, and nothing runs.
-async fn pod_gone(dir: &Path, shim: &Shim) {
-    if let Err(error) = removal(dir).await {
+/// Nobody can find us any more, and nothing runs.
+async fn pod_gone(files: &Files, shim: &Shim) {
+    if let Err(error) = removal(&files.bootstrap).await {
         // Then only a shutdown ends us.
-        note::warn(format_args!("watch {}: {error}", dir.display()));
+        note::warn(format_args!("watch {}: {error}", files.bootstrap.display()));
         return std::future::pending().await;
     }
     shim.tasks.none_runs().await;
 }
 
-async fn removal(dir: &Path) -> std::io::Result<()> {
-    let watch = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC)?;
-    let flags = inotify::WatchFlags::DELETE_SELF | inotify::WatchFlags::ONLYDIR;
-    inotify::add_watch(&watch, dir, flags)?;
-    // The only event there can be.
-    readable(watch)?.readable().await.map(drop)
+/// The directory itself tells of its end only when nobody has anything in it open, and we
+/// have. So its content is watched.
+async fn removal(file: &Path) -> std::io::Result<()> {
+    use inotify::{CreateFlags, WatchFlags};
+    let watch = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
+    let flags = WatchFlags::DELETE | WatchFlags::MOVED_FROM | WatchFlags::MOVE_SELF;
+    inotify::add_watch(&watch, file.parent().unwrap_or(file), flags)?;
+    let watch = readable(watch)?;
+    while file.try_exists()? {
+        let mut ready = watch.readable().await?;
+        // What happened does not matter, only whether the file is still there.
+        let mut events = [0; 1024];
+        while rustix::io::read(watch.get_ref(), &mut events).is_ok_and(|len| len > 0) {}
+        ready.clear_ready();
+    }
+    Ok(())
 }
 
 #[expect(deprecated, reason = "its unsafe twin is for descriptors that others may close")]

@@ -18,11 +18,12 @@ use std::{
 use api_shim::start::{Bootstrap, Description, Files};
 use rustix::fs::Mode;
 use sys::{
-    cgroup::{Cgroup, Layout},
+    cgroup::Cgroup,
     namespace::{Spaces, clone_into},
 };
 
 use crate::{
+    cgroup,
     error::{Error, Result},
     note,
     pod::Pod,
@@ -55,7 +56,9 @@ pub(crate) fn run() -> std::result::Result<String, String> {
 
 fn read_description() -> Result<Description> {
     let mut bytes = Vec::new();
-    let read = std::io::stdin().take(MAX_DESCRIPTION).read_to_end(&mut bytes);
+    // Not by std's handle: it keeps a buffer, which would live as long as the shim.
+    let read = File::open("/dev/stdin")
+        .and_then(|stdin| stdin.take(MAX_DESCRIPTION).read_to_end(&mut bytes));
     read.map_err(Error::io("read the description"))?;
     let description: Description =
         serde_json::from_slice(&bytes).map_err(Error::io("understand the description"))?;
@@ -123,7 +126,7 @@ fn prepare(description: &Description, files: &Files) -> Result<Prepared> {
     detach(files)?;
     note::set_level(description.log_level);
     if let Some(group) = &description.cgroup {
-        join_cgroup(group).map_err(Error::on("join cgroup", group))?;
+        join_cgroup(description, group)?;
     }
     sys::process::become_subreaper().map_err(Error::io("prepare"))?;
     let sockets = Sockets::bind(&description.dir, files)?;
@@ -159,9 +162,11 @@ fn leave_open(file: File) {
     let _ = file.into_raw_fd();
 }
 
-fn join_cgroup(group: &Path) -> sys::Result<()> {
-    let layout = Layout::detect()?;
-    Cgroup::create(&layout, group, &["cpu", "memory", "pids"])?.add(std::process::id())
+fn join_cgroup(description: &Description, group: &Path) -> Result<()> {
+    let layout = cgroup::layout(&description.hierarchies)?;
+    let own = Cgroup::create(&layout, group, &["cpu", "memory", "pids"]);
+    let joined = own.and_then(|own| own.add(std::process::id()));
+    joined.map_err(Error::on("join cgroup", group))
 }
 
 fn bootstrap(description: &Description, files: &Files, pod: &Pod) -> Result<String> {

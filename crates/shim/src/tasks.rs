@@ -26,7 +26,7 @@ use tokio::{
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    cgroup::{Group, off_thread},
+    cgroup::{self, Group, off_thread},
     console::{ConsoleSocket, copy_of},
     error::{Error, Result},
     io::{Format, IoThread, LogFile, Source, Stream},
@@ -86,7 +86,7 @@ impl Tasks {
             runtime: Runtime::new(description.runtime.clone(), reaper),
             work: TaskTracker::new(),
             io,
-            layout: Layout::detect().map_err(Error::io("find the cgroups"))?,
+            layout: cgroup::layout(&description.hierarchies)?,
             records,
             shared_pids: pids.filter_map(pid_namespace).collect(),
             all: Mutex::default(),

@@ -64,7 +64,8 @@ impl Pump {
         listener: UnixListener,
     ) -> Self {
         let (sources, clients) = (Vec::new(), Vec::new());
-        let (buffer, text) = (vec![0; SMALL_READ], Vec::new());
+        // The buffers come with the first container.
+        let (buffer, text) = (Vec::new(), Vec::new());
         Self { commands, wake, listener, sources, clients, buffer, text }
     }
 
@@ -206,6 +207,7 @@ impl Pump {
     fn accept(&mut self) {
         let Ok((stream, _)) = self.listener.accept() else { return };
         let Ok(mut client) = Client::new(stream) else { return };
+        self.buffer.resize(self.buffer.len().max(SMALL_READ), 0);
         if self.clients.len() >= MAX_CLIENTS {
             let _ = client.refuse("too many clients are attached");
             return;
@@ -293,7 +295,10 @@ impl Pump {
     fn carry_out(&mut self, command: Command) {
         // Who asked may have given up waiting for a reply.
         match command {
-            Command::Add(source) => self.sources.push(*source),
+            Command::Add(source) => {
+                self.buffer.resize(self.buffer.len().max(SMALL_READ), 0);
+                self.sources.push(*source);
+            }
             Command::Drain { id, reply } => {
                 if let Some(source) = self.find(&id) {
                     self.drain(source);

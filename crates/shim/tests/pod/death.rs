@@ -1,1 +1,170 @@
+//! A daemon that goes away, a shim that is killed, a pod that vanishes.
 
+use std::{fs, time::Duration};
+
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use shim_client::{ShimError, TaskStatus, bury, connect};
+use tokio::time::timeout;
+
+use crate::world::{LIMIT, Wish, World, lines, read_log};
+
+fn pid(number: u32) -> Pid {
+    Pid::from_raw(number.cast_signed()).expect("a process id")
+}
+
+#[tokio::test]
+async fn exits_are_kept_while_no_daemon_is_there() {
+    let Some(world) = World::new("exits_are_kept_while_no_daemon_is_there") else { return };
+    let mut pod = world.start().await;
+    let wish = Wish { log: Some(pod.log("c")), ..Wish::default() };
+    let id = pod.run("c", &["sh", "-c", "sleep 0.3; echo alone; exit 42"], wish).await;
+    let long = pod.run("long", &["sleep", "1000"], Wish::default()).await;
+    let (dir, first) = (pod.world.pod_dir(), pod.shim.info().pid);
+    // The daemon's connection goes; only the files are left.
+    let away = connect(&dir, LIMIT).await.unwrap();
+    drop(std::mem::replace(&mut pod.shim, away));
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    pod.shim = connect(&dir, LIMIT).await.unwrap();
+    assert_eq!(pod.shim.info().pid, first);
+    let states = pod.shim.list().await.unwrap();
+    let status: Vec<_> = states.iter().map(|state| (state.id.as_str(), state.status)).collect();
+    assert_eq!(status, [(&*id, TaskStatus::Stopped), (&*long, TaskStatus::Running)]);
+    assert_eq!(pod.wait(&id).await.code, 42);
+    assert_eq!(pod.shim.delete(&id).await.unwrap().code, 42);
+    assert_eq!(read_log(&pod.log_path("c")), lines(&[("stdout", "F", "alone")]));
+    pod.end(&long).await;
+    pod.finish().await;
+}
+
+#[tokio::test]
+async fn calls_go_on_when_their_client_leaves() {
+    let Some(world) = World::new("calls_go_on_when_their_client_leaves") else { return };
+    let pod = world.start().await;
+    let id = pod.world.id("c");
+    let bundle = pod.world.bundle(&id, &["sleep", "1000"], &Wish::default());
+    let (stdio, log) = (shim_client::Stdio::default(), None);
+    let task = shim_client::CreateTask { id: id.clone(), bundle, stdio, log };
+    let other = connect(&pod.world.pod_dir(), LIMIT).await.unwrap();
+    // Long enough for the request to leave, too short for the runtime.
+    assert!(timeout(Duration::from_millis(3), other.create(task)).await.is_err());
+    drop(other);
+    let until = tokio::time::Instant::now() + LIMIT;
+    while pod.shim.start(&id).await.is_err() {
+        assert!(tokio::time::Instant::now() < until, "the creation was finished");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    pod.end(&id).await;
+    pod.finish().await;
+}
+
+#[tokio::test]
+async fn a_killed_shim_is_noticed_and_its_containers_live_on() {
+    let Some(world) = World::new("a_killed_shim_is_noticed") else { return };
+    let mut spec = world.spec();
+    spec.namespaces.uts = Some(world.pod_dir().join("uts"));
+    spec.cgroup = Some(format!("{}/shim", world.cgroup()).into());
+    let pod = world.start_with(&spec).await;
+    let script = "trap 'exit 0' TERM; while :; do echo tick; sleep 0.02; done";
+    let wish = Wish { log: Some(pod.log("c")), ..Wish::default() };
+    let id = pod.run("c", &["sh", "-c", script], wish).await;
+    let done = pod.run("done", &["sh", "-c", "exit 11"], Wish::default()).await;
+    assert_eq!(pod.wait(&done).await.code, 11);
+    let container = pid(pod.shim.state(&id).await.unwrap().pid);
+    let reconnected = connect(&pod.world.pod_dir(), LIMIT).await.unwrap();
+
+    let waiting = pod.shim.wait(&id);
+    kill_process(pid(pod.shim.info().pid), Signal::KILL).unwrap();
+    timeout(LIMIT, async { tokio::join!(pod.shim.died(), reconnected.died()) }).await.unwrap();
+    assert!(matches!(waiting.await, Err(ShimError::Gone { .. })));
+    assert!(matches!(pod.shim.list().await, Err(ShimError::Gone { .. })));
+    let gone = connect(&pod.world.pod_dir(), LIMIT).await.unwrap_err();
+    assert!(matches!(gone, ShimError::Gone { .. }), "{gone}");
+    // It writes into a pipe that nobody empties, and does not mind.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    test_kill_process(container).expect("the container lives");
+
+    let mut buried = bury(&pod.world.pod_dir(), LIMIT).await.unwrap();
+    buried.sort_by(|a, b| a.id.cmp(&b.id));
+    let exits: Vec<_> =
+        buried.iter().map(|one| (one.id.as_str(), one.exit.map(|exit| exit.code))).collect();
+    // How the living one ended is known where the kernel tells, and its new parent reaps.
+    let told = if exits[0].1.is_some() { Some(137) } else { None };
+    assert_eq!(exits, [(&*id, told), (&*done, Some(11))]);
+    assert!(test_kill_process(container).is_err());
+    let again = bury(&pod.world.pod_dir(), LIMIT).await.unwrap_err();
+    assert!(matches!(again, ShimError::NotFound { .. }), "{again}");
+    pod.world.check_empty().await;
+}
+
+#[tokio::test]
+async fn a_shim_ends_with_its_directory() {
+    let Some(world) = World::new("a_shim_ends_with_its_directory") else { return };
+    let pod = world.start().await;
+    let id = pod.run("c", &["sleep", "0.5"], Wish::default()).await;
+    fs::remove_dir_all(pod.world.pod_dir()).unwrap();
+    let died = pod.shim.died();
+    let early = timeout(Duration::from_millis(100), pod.shim.died()).await;
+    assert!(early.is_err(), "not while a container runs");
+    assert!(pod.shim.state(&id).await.is_ok(), "whoever is connected is served");
+    timeout(LIMIT, died).await.unwrap();
+    // Its runtime state is the daemon's to remove; the test is the daemon here.
+    let runtime = pod.world.oci_runtime();
+    let deleted = std::process::Command::new(&runtime.binary)
+        .arg("--root")
+        .arg(&runtime.root)
+        .args(["delete", &id])
+        .status();
+    assert!(deleted.unwrap().success());
+    pod.world.check_empty().await;
+}
+
+#[tokio::test]
+async fn a_runtime_that_hangs_is_given_up_and_nothing_is_left() {
+    use std::os::unix::fs::PermissionsExt;
+    let Some(world) = World::new("a_runtime_that_hangs") else { return };
+    let mut spec = world.spec();
+    let fake = world.dir.path().join("runtime.sh");
+    fs::write(&fake, "#!/bin/sh\nexec sleep 1000\n").unwrap();
+    fs::set_permissions(&fake, fs::Permissions::from_mode(0o755)).unwrap();
+    spec.runtime.binary = fake;
+    let mut pod = world.start_with(&spec).await;
+    let quick = Duration::from_millis(300);
+    let limits = shim_client::Limits { quick: LIMIT, runtime: quick };
+    pod.shim = pod.shim.clone().with_limits(limits);
+    let id = pod.world.id("c");
+    let bundle = pod.world.bundle(&id, &["true"], &Wish::default());
+    let (stdio, log) = (shim_client::Stdio::default(), None);
+    let task = shim_client::CreateTask { id, bundle, stdio, log };
+    let error = pod.shim.create(task).await.unwrap_err();
+    assert_eq!(error.kind(), base::Kind::Deadline, "{error}");
+    let until = tokio::time::Instant::now() + LIMIT;
+    while !pod.shim.list().await.unwrap().is_empty() {
+        assert!(tokio::time::Instant::now() < until, "the creation is undone");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    pod.finish().await;
+}
+
+#[tokio::test]
+async fn runtimes_that_lie_are_found_out() {
+    use std::os::unix::fs::PermissionsExt;
+    let Some(world) = World::new("runtimes_that_lie_are_found_out") else { return };
+    let mut spec = world.spec();
+    let fake = world.dir.path().join("runtime.sh");
+    // Says that it worked, with whatever process the bundle names.
+    let script = "#!/bin/sh\nwhile [ $# -gt 0 ]; do [ \"$1\" = --pid-file ] && cat said > \"$2\"; shift; done\n";
+    fs::write(&fake, script).unwrap();
+    fs::set_permissions(&fake, fs::Permissions::from_mode(0o755)).unwrap();
+    spec.runtime.binary = fake;
+    let pod = world.start_with(&spec).await;
+    let id = pod.world.id("c");
+    let bundle = pod.world.bundle(&id, &["true"], &Wish::default());
+    for said in ["", "garbage", "1", "99999999"] {
+        fs::write(bundle.join("said"), said).unwrap();
+        let (stdio, log) = (shim_client::Stdio::default(), None);
+        let task = shim_client::CreateTask { id: id.clone(), bundle: bundle.clone(), stdio, log };
+        let error = pod.shim.create(task).await.unwrap_err();
+        assert!(error.to_string().contains("is no process"), "{said}: {error}");
+    }
+    pod.finish().await;
+}

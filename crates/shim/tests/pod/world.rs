@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use shim_client::{
     CreateTask, Exit, LogFormat, LogLevel, LogTarget, Namespaces, OciRuntime, Shim, StartPod, Stdio,
 };
+use sys::pidfd::Pidfd;
 use tempfile::TempDir;
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
@@ -24,10 +25,12 @@ pub(crate) struct World {
     runtime: &'static (PathBuf, String),
 }
 
-/// A pod with its shim.
+/// A pod with its shim, which does not outlive the test.
 pub(crate) struct Pod {
-    pub(crate) world: World,
+    process: Pidfd,
     pub(crate) shim: Shim,
+    /// Dropped last: it sweeps up.
+    pub(crate) world: World,
 }
 
 /// What is asked of a container beside its command.
@@ -69,8 +72,8 @@ impl World {
         fs::copy("/bin/busybox", root.join("bin/busybox"))?;
         let applets = [
             "sh", "cat", "echo", "true", "false", "sleep", "ls", "dd", "head", "yes", "stty", "ps",
-            "readlink", "id", "hostname", "seq", "kill", "tail", "printf", "setsid", "nsenter",
-            "test",
+            "readlink", "id", "hostname", "seq", "kill", "tail", "printf", "grep", "tr", "setsid",
+            "nsenter", "test",
         ];
         for applet in applets {
             std::os::unix::fs::symlink("busybox", root.join("bin").join(applet))?;
@@ -105,7 +108,7 @@ impl World {
         StartPod {
             id: self.id("pod"),
             dir,
-            shim_binary: env!("CARGO_BIN_EXE_longshore-shim").into(),
+            shim_binary: shim_binary(),
             runtime: self.oci_runtime(),
             namespaces: Namespaces::default(),
             hostname: None,
@@ -122,7 +125,8 @@ impl World {
 
     pub(crate) async fn start_with(self, spec: &StartPod) -> Pod {
         let shim = shim_client::start(spec, LIMIT).await.expect("a shim");
-        Pod { world: self, shim }
+        let process = Pidfd::open(shim.info().pid).expect("a live shim");
+        Pod { process, shim, world: self }
     }
 
     pub(crate) fn bundle(&self, id: &str, args: &[&str], wish: &Wish) -> PathBuf {
@@ -246,6 +250,12 @@ impl Drop for World {
     }
 }
 
+impl Drop for Pod {
+    fn drop(&mut self) {
+        let _ = self.process.signal(9);
+    }
+}
+
 impl Pod {
     pub(crate) async fn create(&self, name: &str, args: &[&str], wish: Wish) -> String {
         let id = self.world.id(name);
@@ -302,6 +312,12 @@ impl Pod {
             .collect();
         assert!(left.is_empty(), "files of the shim: {left:?}");
     }
+}
+
+/// The one just built, or another to be measured.
+fn shim_binary() -> PathBuf {
+    let named = std::env::var_os("LONGSHORE_SHIM").map(PathBuf::from);
+    named.unwrap_or_else(|| env!("CARGO_BIN_EXE_longshore-shim").into())
 }
 
 /// Tried once for all tests.
