@@ -123,3 +123,17 @@ pub mod defaults {
     pub const PLUGIN_SERVICE_CONNECTION: u32 = 1;
     pub const RUNTIME_SERVICE_CONNECTION: u32 = 2;
 }
+
+#[cfg(all(test, feature = "serde"))]
+mod tests {
+    use super::api;
+
+    #[test]
+    fn messages_have_a_json_form_with_defaults() {
+        let container: api::Container =
+            serde_json::from_str(r#"{"id": "c0", "linux": {"sysctl": {"a": "b"}}}"#).unwrap();
+        assert_eq!(container.linux.as_ref().unwrap().sysctl["a"], "b");
+        let text = serde_json::to_string(&container).unwrap();
+        assert_eq!(serde_json::from_str::<api::Container>(&text).unwrap(), container);
+    }
+}
