@@ -52,8 +52,11 @@ type Shelves = BTreeMap<Snapshotter, Snapshots>;
 pub struct Unpacker {
     snapshots: Shelves,
     /// How layers being unpacked end, for those above them.
-    unpacking: Mutex<HashMap<(Snapshotter, Digest), watch::Receiver<Option<bool>>>>,
+    unpacking: Mutex<HashMap<(Snapshotter, Digest), Ending>>,
 }
+
+/// Whether the unpacking of a layer went well; `None` while it goes on.
+type Ending = watch::Receiver<Option<bool>>;
 
 impl Images {
     /// `root` is where everything of images lies.

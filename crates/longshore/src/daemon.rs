@@ -20,6 +20,7 @@ use std::{path::PathBuf, sync::Arc};
 use anyhow::Context;
 use content::ContentConfig;
 use engine::{Engine, EngineConfig, Images, Limits};
+use front_admin::{Admin, Paths, Streams};
 use parts::Parts;
 use serve::Protocol;
 use store::Store;
@@ -65,8 +66,15 @@ impl Daemon {
         let mut registry =
             telemetry::metrics::registry(VERSION, jiff::Timestamp::now().as_second());
         let slot = front_cri::Slot::default();
-        let cri = front_cri::Service::new(slot.clone(), &mut registry);
         let mut parts = Parts::default();
+        let streams = Streams::new(parts.stop_token());
+        let paths = Paths { root: settings.root.clone(), state: settings.state.clone() };
+        let admin = Admin::service(slot.cell(), paths, streams.clone());
+        let cri = front_cri::Service::new(slot.clone(), &mut registry).with(admin);
+        parts.spawn("streams", async move {
+            streams.ended().await;
+            Ok(())
+        });
         spawn_servers(&mut parts, listeners, cri, &Exposition::new(registry));
 
         // From here on a failure has servers to stop.

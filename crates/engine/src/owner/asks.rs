@@ -45,7 +45,7 @@ impl Owner {
     pub(super) async fn on_ask(&mut self, ask: Ask) {
         match ask {
             Ask::Create { id, name, request, image, tell } => {
-                self.create(id, name, *request, *image, tell);
+                self.create(id, &name, *request, *image, tell);
             }
             Ask::Signal { id, with, reply } => {
                 // A start in flight decides first whether there is anything to signal.
@@ -75,12 +75,12 @@ impl Owner {
     fn create(
         &mut self,
         id: Id,
-        name: String,
+        name: &str,
         request: NewContainer,
         image: PinnedImage,
         tell: watch::Sender<Outcome>,
     ) {
-        match self.new_record(id, name.clone(), request, image) {
+        match self.new_record(id, name.to_owned(), request, image) {
             Ok(container) => {
                 let slot = Slot { busy: true, tell: Some(tell), ..Slot::default() };
                 self.slots.insert(id, slot);
@@ -96,7 +96,7 @@ impl Owner {
                 });
             }
             Err(error) => {
-                self.shared.container_names.release(&name, id);
+                self.shared.container_names.release(name, id);
                 tell.send_replace(Some(Err(error)));
             }
         }
