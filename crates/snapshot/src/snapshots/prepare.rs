@@ -179,6 +179,8 @@ impl Inner {
 
     fn show(&self, record: &SnapshotRecord, chain: &[LayerDir], target: &Path) -> Result<()> {
         let ids = id_maps(record)?;
+        // Asked before, because a volatile overlay that is made and not shown is spent.
+        fs::read_dir(target).map_err(SnapshotError::io("mount on", target))?;
         mount::mount(&self.layout, record, chain, ids.as_ref(), target)
     }
 
