@@ -48,9 +48,8 @@ async fn while_one_is_stopped_for_long_the_other_is_made_run_and_stopped() {
     engine.start_container(a.as_str()).await.unwrap();
     let stopping = {
         let (engine, a) = (std::sync::Arc::clone(&engine), a);
-        tokio::spawn(
-            async move { engine.stop_container(a.as_str(), Duration::from_secs(30)).await },
-        )
+        tokio_util::task::TaskTracker::new()
+            .spawn(async move { engine.stop_container(a.as_str(), Duration::from_secs(30)).await })
     };
     tokio::time::sleep(Duration::from_millis(100)).await;
 

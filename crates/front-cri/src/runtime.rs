@@ -60,7 +60,7 @@ impl RuntimeService for Runtime {
         Ok(Response::new(v1::StatusResponse {
             status: Some(v1::RuntimeStatus { conditions }),
             features: Some(features),
-            runtime_handlers: handlers(self.engine()?.handlers()),
+            runtime_handlers: handlers(&self.engine()?.handlers()),
             ..Default::default()
         }))
     }
@@ -297,7 +297,7 @@ const POD_ID: &str = "pod_sandbox_id";
 const CONTAINER_ID: &str = "container_id";
 
 /// By name, and the default once more under no name.
-fn handlers(known: Vec<HandlerView>) -> Vec<v1::RuntimeHandler> {
+fn handlers(known: &[HandlerView]) -> Vec<v1::RuntimeHandler> {
     let wire = |name: &str, handler: &HandlerView| v1::RuntimeHandler {
         name: name.to_owned(),
         features: Some(v1::RuntimeHandlerFeatures {
