@@ -5,6 +5,8 @@
 
 mod daemon;
 mod go;
+pub mod image;
+pub mod registry;
 mod skip;
 
 pub use daemon::{DaemonProcess, Exit};
