@@ -34,9 +34,9 @@ use std::{
 
 use base::{Algorithm, Digest, Kind};
 
-pub use ingest::Ingest;
+pub use ingest::{Ingest, Unnamed};
 
-use crate::digest::matches;
+use crate::digest::{Hasher, matches};
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum BlobError {
@@ -164,11 +164,24 @@ impl BlobStore {
             return Err(BlobError::TooLarge { digest: digest.clone(), bytes: len, limit });
         }
         if !matches(digest, &bytes) {
-            let mut hasher = crate::digest::Hasher::new(digest.algorithm());
+            let mut hasher = Hasher::new(digest.algorithm());
             hasher.update(&bytes);
             return Err(BlobError::Digest { want: digest.clone(), got: hasher.finish() });
         }
         Ok(bytes)
+    }
+
+    /// Reads all of it; false if its bytes are no longer what they were.
+    pub fn verify(&self, digest: &Digest) -> Result<bool, BlobError> {
+        let mut file = self.open_blob(digest)?;
+        let mut hasher = Hasher::new(digest.algorithm());
+        let mut piece = vec![0; 256 << 10];
+        loop {
+            match file.read(&mut piece).map_err(BlobError::io("read", self.path(digest)))? {
+                0 => return Ok(hasher.finish() == *digest),
+                count => hasher.update(&piece[..count]),
+            }
+        }
     }
 
     /// Stores a document that is in memory. What is there already is left alone.
@@ -198,8 +211,8 @@ impl BlobStore {
     }
 
     /// A file without a name yet, for bytes whose digest is known only at the end.
-    pub fn ingest_unnamed(&self) -> Result<ingest::Unnamed, BlobError> {
-        ingest::Unnamed::create(self.clone(), self.unique_path("ingest"))
+    pub fn ingest_unnamed(&self, algorithm: Algorithm) -> Result<Unnamed, BlobError> {
+        Unnamed::create(self.clone(), self.unique_path("ingest"), algorithm)
     }
 
     /// All blobs and their sizes.
@@ -323,6 +336,7 @@ mod tests {
         store.put(&digest, b"hello").expect("puts");
         store.put(&digest, b"hello").expect("puts again");
         assert_eq!(store.read(&digest, 5).expect("reads"), b"hello");
+        assert!(store.verify(&digest).expect("reads"));
         assert_eq!(store.list().expect("lists"), [(digest.clone(), 5)]);
         assert!(matches!(store.read(&digest, 4), Err(BlobError::TooLarge { .. })));
         assert!(matches!(store.put(&sha256(b"x"), b"y"), Err(BlobError::Digest { .. })));
@@ -337,6 +351,7 @@ mod tests {
         store.put(&digest, b"hello").expect("puts");
         fs::write(store.path(&digest), b"hellO").expect("writes");
         assert!(matches!(store.read(&digest, 9), Err(BlobError::Digest { .. })));
+        assert!(!store.verify(&digest).expect("reads"));
     }
 
     #[test]

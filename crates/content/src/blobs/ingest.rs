@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
 };
 
-use base::Digest;
+use base::{Algorithm, Digest};
 
 use super::{BlobError, BlobStore};
 use crate::digest::Hasher;
@@ -136,11 +136,15 @@ pub struct Unnamed {
 }
 
 impl Unnamed {
-    pub(super) fn create(store: BlobStore, path: PathBuf) -> Result<Self, BlobError> {
+    pub(super) fn create(
+        store: BlobStore,
+        path: PathBuf,
+        algorithm: Algorithm,
+    ) -> Result<Self, BlobError> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
         let file = options.open(&path).map_err(BlobError::io("create", &path))?;
-        let hasher = Hasher::new(base::Algorithm::Sha256);
+        let hasher = Hasher::new(algorithm);
         Ok(Self { store, file, path, hasher, size: 0, placed: false })
     }
 
@@ -235,14 +239,14 @@ mod tests {
     #[test]
     fn unnamed_bytes_get_their_digest_or_vanish() {
         let (_dir, store) = store();
-        let mut unnamed = store.ingest_unnamed().expect("creates");
+        let mut unnamed = store.ingest_unnamed(Algorithm::Sha256).expect("creates");
         unnamed.write(b"hel").expect("writes");
         unnamed.write(b"lo").expect("writes");
         let mut text = String::new();
         unnamed.reader().expect("seeks").read_to_string(&mut text).expect("reads");
         assert_eq!(text, "hello");
         assert_eq!(unnamed.place().expect("places"), sha256(b"hello"));
-        let mut lost = store.ingest_unnamed().expect("creates");
+        let mut lost = store.ingest_unnamed(Algorithm::Sha256).expect("creates");
         lost.write(b"x").expect("writes");
         drop(lost);
         assert_eq!(fs::read_dir(store.root().join("ingest")).expect("lists").count(), 0);
