@@ -18,6 +18,8 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::bin_dir;
 
+mod walk;
+
 const DIR: &str = ".demo";
 
 const TICK: Duration = Duration::from_millis(50);
@@ -28,13 +30,13 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     say("building the daemon");
     let status = Command::new("cargo")
         .current_dir(root)
-        .args(["build", "--locked", "--package", "longshore"])
+        .args(["build", "--locked", "--package", "longshore", "--package", "shim"])
         .status()
         .context("run cargo build")?;
     ensure!(status.success(), "cargo build: {status}");
 
     let demo = Demo::prepare(root, bin_dir()?.join("longshore"))?;
-    let result = demo.tour();
+    let result = demo.tour(walk::walk);
     if result.is_err() {
         eprintln!("--- log of the daemon\n{}---", demo.log());
     }
@@ -61,11 +63,13 @@ impl Demo {
         Ok(demo)
     }
 
-    fn tour(&self) -> Result<()> {
+    /// `walk` is what is shown between the start and the end.
+    fn tour(&self, walk: impl Fn(&Self, &mut Daemon) -> Result<()>) -> Result<()> {
         let mut daemon = self.start()?;
         let answer = self.wait_for_answer(&mut daemon)?;
         ensure!(!answer.trim().is_empty(), "longshore info had nothing to say");
         print!("{answer}");
+        walk(self, &mut daemon)?;
         say("SIGTERM");
         let status = daemon.stop()?;
         ensure!(status.success(), "the daemon ended with {status} after SIGTERM");
@@ -173,6 +177,13 @@ struct Daemon {
 }
 
 impl Daemon {
+    /// As by the kernel, or an impatient operator.
+    fn kill_9(&mut self) -> Result<()> {
+        self.child.kill().context("kill the daemon")?;
+        self.child.wait().context("wait for the daemon")?;
+        Ok(())
+    }
+
     fn stop(&mut self) -> Result<ExitStatus> {
         if let Some(status) = self.child.try_wait().context("look after the daemon")? {
             bail!("the daemon ended with {status} before it was told to");
@@ -312,7 +323,7 @@ mod tests {
         assert!(written.unwrap().success());
 
         let demo = Demo::prepare(&root, program).unwrap();
-        let got = demo.tour().map_or_else(|e| e.to_string(), |()| "fine".to_owned());
+        let got = demo.tour(|_, _| Ok(())).map_or_else(|e| e.to_string(), |()| "fine".to_owned());
         demo.remove().unwrap();
         if let Ok(child) = fs::read_to_string(root.join("child")) {
             let killed = Command::new("sh").args(["-c", "kill $0", child.trim()]).status();

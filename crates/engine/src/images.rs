@@ -8,12 +8,13 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
+    io::Read,
     path::{Path, PathBuf},
 };
 
 use base::{Digest, Id, Kind};
 use content::{
-    ContentConfig, ContentError, LayerDescriptor, LayerSink, LayerSource, PullOptions, Pulled,
+    ContentConfig, ContentError, ImportOptions, LayerDescriptor, LayerSink, LayerSource, PullOptions, Pulled,
     SinkError,
 };
 use oci::{IdMapping, IdMappings, ImageFacts};
@@ -42,6 +43,13 @@ pub struct Images {
     snapshots: Shelves,
     /// Held by pulls: what they found unpacked must not be collected before it is named.
     pulling: RwLock<()>,
+}
+
+/// What was, or would be, deleted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrunedImages {
+    pub blobs: u64,
+    pub bytes: u64,
 }
 
 /// One shelf per snapshotter.
@@ -103,6 +111,31 @@ impl Images {
     pub async fn remove(&self, query: &str) -> Result<()> {
         self.content.remove(query).await?;
         self.collect().await
+    }
+
+    /// Takes in the images of a tar; one without a name gets `name`, unless that is empty.
+    /// Cancel safe: images become known one by one, each whole.
+    pub async fn load(
+        &self,
+        archive: impl Read + Send + 'static,
+        name: &str,
+    ) -> Result<Vec<content::Imported>> {
+        let named = (!name.is_empty()).then(|| name.parse()).transpose();
+        let name = named.map_err(|e| EngineError::invalid("name", e))?;
+        let _pulling = self.pulling.read().await;
+        let options = ImportOptions { name, ..ImportOptions::default() };
+        Ok(self.content.import(archive, options).await?)
+    }
+
+    /// Deletes what nothing needs any more, or only tells.
+    pub async fn prune(&self, dry_run: bool) -> Result<PrunedImages> {
+        let pruned = if dry_run {
+            self.content.prune_dry_run().await?
+        } else {
+            self.collect().await?;
+            self.content.prune().await?
+        };
+        Ok(PrunedImages { blobs: (pruned.blobs.len() + pruned.partials.len()) as u64, bytes: pruned.bytes() })
     }
 
     /// Removes unpacked layers that no image and no container needs. During a pull nothing

@@ -43,7 +43,7 @@ pub use crash::points as crash_points;
 pub use engine::Engine;
 pub use error::{EngineError, Result};
 pub use exec::{ExecControl, ExecSession, ExecStdio};
-pub use images::{Images, Unpacker};
+pub use images::{Images, PrunedImages, Unpacker};
 pub use shim_client::{
     AttachInput, AttachIo, AttachOutput, Chunk as AttachChunk, Stream as AttachStream,
 };

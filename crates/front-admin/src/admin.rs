@@ -1,17 +1,20 @@
 //! The service: each method translates, calls and translates back.
 
 use std::{
+    io,
     path::PathBuf,
     sync::{Arc, OnceLock},
 };
 
 use api_admin::v1::{
     AttachRequest, AttachStart, ExecRequest, ExecStart, GetPathsRequest, GetPathsResponse,
-    ListStagesRequest, ListStagesResponse, SessionInput, SessionOutput, admin_server,
-    attach_request, exec_request,
+    ListStagesRequest, ListStagesResponse, LoadImageRequest, LoadImageResponse, LoadImageStart,
+    LoadedImage, PruneImagesRequest, PruneImagesResponse, SessionInput, SessionOutput,
+    admin_server, attach_request, exec_request, load_image_request,
 };
-use engine::{Engine, ExecStdio};
+use engine::{Engine, ExecStdio, PrunedImages};
 use tokio_stream::StreamExt;
+use tokio_util::io::{StreamReader, SyncIoBridge};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
@@ -115,6 +118,54 @@ impl admin_server::Admin for Admin {
         let (id, io) = self.streams.unless_stopped(begin).await?;
         let inputs = requests.map(|request| request.and_then(attach_input));
         Ok(Response::new(self.streams.feed(|out| session::attach(io, engine, id, inputs, out))))
+    }
+
+    async fn load_image(
+        &self,
+        request: Request<Streaming<LoadImageRequest>>,
+    ) -> Answer<LoadImageResponse> {
+        let engine = Arc::clone(self.engine()?);
+        let mut requests = request.into_inner();
+        let load = async {
+            let start = first_load(&mut requests).await?;
+            let bytes = requests.map(|request| request.map_err(io::Error::other).and_then(archive));
+            let reader = SyncIoBridge::new(StreamReader::new(bytes));
+            let images = engine.images().map_err(status)?;
+            images.load(reader, &start.name).await.map_err(status)
+        };
+        let loaded = self.streams.unless_stopped(load).await?;
+        let images = loaded.into_iter().map(|image| LoadedImage {
+            id: image.id.to_string(),
+            names: image.names.iter().map(ToString::to_string).collect(),
+        });
+        Ok(Response::new(LoadImageResponse { images: images.collect() }))
+    }
+
+    async fn prune_images(
+        &self,
+        request: Request<PruneImagesRequest>,
+    ) -> Answer<PruneImagesResponse> {
+        let images = self.engine()?.images().map_err(status)?;
+        let pruned = images.prune(request.into_inner().dry_run).await.map_err(status)?;
+        let PrunedImages { blobs, bytes } = pruned;
+        Ok(Response::new(PruneImagesResponse { blobs, bytes }))
+    }
+}
+
+async fn first_load(
+    requests: &mut Streaming<LoadImageRequest>,
+) -> Result<LoadImageStart, Status> {
+    match requests.message().await?.and_then(|request| request.message) {
+        Some(load_image_request::Message::Start(start)) => Ok(start),
+        _ => Err(no_start()),
+    }
+}
+
+fn archive(request: LoadImageRequest) -> io::Result<bytes::Bytes> {
+    match request.message {
+        Some(load_image_request::Message::Archive(bytes)) => Ok(bytes),
+        Some(load_image_request::Message::Start(_)) => Err(io::Error::other(second_start())),
+        None => Ok(bytes::Bytes::new()),
     }
 }
 
