@@ -1,10 +1,26 @@
 //! Commands. Each returns an exit code; the one place that prints errors is here.
 
 mod check;
+mod client;
 mod completion;
 mod config;
 mod daemon;
+mod exec;
+mod find;
+mod image;
 mod info;
+mod inspect;
+mod log_format;
+mod logs;
+mod ps;
+mod rm;
+mod rootfs_image;
+mod run;
+mod session;
+mod stop;
+mod table;
+mod tail;
+mod terminal;
 
 use std::{
     io::{self, Write},
@@ -29,6 +45,14 @@ enum Command {
     Daemon(daemon::Daemon),
     Check(check::Check),
     Info(info::Info),
+    Ps(ps::Ps),
+    Run(run::Run),
+    Exec(exec::Exec),
+    Logs(logs::Logs),
+    Stop(stop::Stop),
+    Rm(rm::Rm),
+    Inspect(inspect::Inspect),
+    Image(image::Image),
     #[command(subcommand)]
     Config(config::ConfigCommand),
     /// Print the version of this program.
@@ -39,24 +63,42 @@ enum Command {
 impl Cli {
     pub fn run(self) -> ExitCode {
         let mut out = io::stdout().lock();
+        let failure = self.command.failure();
         match self.command.run(&mut out) {
             Ok(code) => code,
             // The reader went away: `longshore check | head`.
             Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("longshore: {error:#}");
-                ExitCode::FAILURE
+                failure
             }
         }
     }
 }
 
 impl Command {
+    /// Of our own failure. Commands that pass on an exit code have one that programs in
+    /// containers hardly use.
+    fn failure(&self) -> ExitCode {
+        match self {
+            Self::Run(_) | Self::Exec(_) => ExitCode::from(125),
+            _ => ExitCode::FAILURE,
+        }
+    }
+
     fn run(self, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         match self {
             Self::Daemon(daemon) => daemon.run(),
             Self::Check(check) => check.run(out),
             Self::Info(info) => info.run(out),
+            Self::Ps(ps) => ps.run(out),
+            Self::Run(run) => run.run(out),
+            Self::Exec(exec) => exec.run(out),
+            Self::Logs(logs) => logs.run(out),
+            Self::Stop(stop) => stop.run(out),
+            Self::Rm(rm) => rm.run(out),
+            Self::Inspect(inspect) => inspect.run(out),
+            Self::Image(image) => image.run(out),
             Self::Config(config) => config.run(out),
             Self::Version => {
                 writeln!(out, "longshore {}", crate::daemon::VERSION)?;
@@ -69,6 +111,11 @@ impl Command {
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// That of a container, as a process can have it.
+fn exit_code(code: i32) -> ExitCode {
+    ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX))
 }
 
 /// For commands that make a few calls and end.

@@ -1,0 +1,222 @@
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use anyhow::Context;
+use api_admin::v1::{
+    LoadImageRequest, LoadImageStart, LoadedImage, PruneImagesRequest, load_image_request,
+};
+use api_cri::v1::{self, AuthConfig, ImageSpec};
+use bytes::Bytes;
+use clap::{Args, Subcommand};
+
+use super::{
+    client::{Client, DaemonArgs, Told},
+    rootfs_image::RootfsImage,
+    table::Table,
+};
+
+/// Pull, list, load and remove images.
+#[derive(Debug, Args)]
+pub(super) struct Image {
+    #[command(flatten)]
+    daemon: DaemonArgs,
+    #[command(subcommand)]
+    command: ImageCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ImageCommand {
+    /// Fetch an image from a registry, e.g. `longshore image pull docker.io/library/busybox:1`.
+    Pull {
+        name: String,
+        /// Credentials as USER:PASSWORD.
+        #[arg(long, env = "LONGSHORE_REGISTRY_AUTH", hide_env_values = true)]
+        auth: Option<String>,
+    },
+    /// List images.
+    Ls,
+    /// Show an image's configuration, as JSON.
+    Inspect { image: String },
+    /// Remove images, each with all its names.
+    Rm {
+        #[arg(required = true)]
+        images: Vec<String>,
+    },
+    /// Take in images from a tar: an OCI layout or a Docker archive.
+    Load {
+        /// The archive; standard input if it is not given.
+        #[arg(short, long, value_name = "FILE")]
+        input: Option<PathBuf>,
+        /// For an image that the archive gives no name.
+        #[arg(long, default_value = "")]
+        name: String,
+    },
+    /// Make an image of a folder, e.g. `longshore image build-rootfs ./root demo:1 -- /bin/sh`.
+    BuildRootfs {
+        folder: PathBuf,
+        name: String,
+        /// What its containers run.
+        #[arg(last = true)]
+        command: Vec<String>,
+    },
+    /// Delete what no image, pull or container needs any more.
+    Prune {
+        /// Only tell.
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+/// What one message carries.
+const CHUNK: usize = 64 << 10;
+
+impl Image {
+    pub(super) fn run(self, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+        super::block_on(async {
+            let mut client = self.daemon.connect().await?;
+            self.command.run(&mut client, out).await?;
+            Ok(ExitCode::SUCCESS)
+        })
+    }
+}
+
+impl ImageCommand {
+    async fn run(self, client: &mut Client, out: &mut impl Write) -> anyhow::Result<()> {
+        match self {
+            Self::Pull { name, auth } => pull(client, out, &name, auth).await,
+            Self::Ls => list(client, out).await,
+            Self::Inspect { image } => inspect(client, out, &image).await,
+            Self::Rm { images } => remove(client, out, &images).await,
+            Self::Load { input: Some(path), name } => {
+                let file = File::open(&path).with_context(|| format!("open {}", path.display()))?;
+                load(client, out, file, name).await
+            }
+            Self::Load { input: None, name } => load(client, out, io::stdin(), name).await,
+            Self::BuildRootfs { folder, name, command } => {
+                let image = RootfsImage::build(&folder, &name, &command)?;
+                load(client, out, image.into_archive()?, String::new()).await
+            }
+            Self::Prune { dry_run } => prune(client, out, dry_run).await,
+        }
+    }
+}
+
+async fn pull(
+    client: &mut Client,
+    out: &mut impl Write,
+    name: &str,
+    auth: Option<String>,
+) -> anyhow::Result<()> {
+    let auth = match auth {
+        None => None,
+        Some(pair) => {
+            let (username, password) =
+                pair.split_once(':').context("--auth is not USER:PASSWORD")?;
+            Some(AuthConfig {
+                username: username.to_owned(),
+                password: password.to_owned(),
+                ..Default::default()
+            })
+        }
+    };
+    let request = v1::PullImageRequest { image: Some(spec(name)), auth, ..Default::default() };
+    let pulled = client.images.pull_image(request).await.told(format!("pull {name}"))?;
+    writeln!(out, "{}", pulled.image_ref)?;
+    Ok(())
+}
+
+async fn list(client: &mut Client, out: &mut impl Write) -> anyhow::Result<()> {
+    let listed = client.images.list_images(v1::ListImagesRequest::default());
+    let images = listed.await.told("list images")?.images;
+    let mut table = Table::new(["NAME", "ID", "SIZE"]);
+    for image in &images {
+        let id = image.id.trim_start_matches("sha256:").get(..12).unwrap_or(&image.id);
+        let size = base::ByteSize(image.size).to_string();
+        let names = image.repo_tags.iter().chain(&image.repo_digests).take(1);
+        for name in names.cloned().chain(image.repo_tags.iter().skip(1).cloned()) {
+            table.row([name, id.to_owned(), size.clone()]);
+        }
+        if image.repo_tags.is_empty() && image.repo_digests.is_empty() {
+            table.row(["-".to_owned(), id.to_owned(), size.clone()]);
+        }
+    }
+    write!(out, "{table}")?;
+    Ok(())
+}
+
+async fn inspect(client: &mut Client, out: &mut impl Write, image: &str) -> anyhow::Result<()> {
+    let request = v1::ImageStatusRequest { image: Some(spec(image)), verbose: true };
+    let answer = client.images.image_status(request).await.told(format!("inspect {image}"))?;
+    anyhow::ensure!(answer.image.is_some(), "no image {image:?}: see `longshore image ls`");
+    let info = answer.info.get("info").map_or("{}", String::as_str);
+    let info: serde_json::Value = serde_json::from_str(info)?;
+    serde_json::to_writer_pretty(&mut *out, &info)?;
+    writeln!(out)?;
+    Ok(())
+}
+
+async fn remove(
+    client: &mut Client,
+    out: &mut impl Write,
+    images: &[String],
+) -> anyhow::Result<()> {
+    for image in images {
+        let request = v1::RemoveImageRequest { image: Some(spec(image)) };
+        client.images.remove_image(request).await.told(format!("remove {image}"))?;
+        writeln!(out, "{image}")?;
+    }
+    Ok(())
+}
+
+async fn load(
+    client: &mut Client,
+    out: &mut impl Write,
+    archive: impl Read + Send + 'static,
+    name: String,
+) -> anyhow::Result<()> {
+    let (sender, requests) = tokio::sync::mpsc::channel(4);
+    // Reading may block; the queue keeps it from running ahead of the daemon.
+    let reading = tokio::task::spawn_blocking(move || send_archive(archive, name, &sender));
+    let requests = tokio_stream::wrappers::ReceiverStream::new(requests);
+    let loaded = client.admin.load_image(requests).await.told("load images")?;
+    reading.await?.context("read the archive")?;
+    for LoadedImage { id, names } in loaded.images {
+        let name = names.first().unwrap_or(&id);
+        writeln!(out, "{name}")?;
+    }
+    Ok(())
+}
+
+fn send_archive(
+    mut archive: impl Read,
+    name: String,
+    sender: &tokio::sync::mpsc::Sender<LoadImageRequest>,
+) -> io::Result<()> {
+    use load_image_request::Message;
+    let mut message = Message::Start(LoadImageStart { name });
+    // A daemon that takes no more has said why in its answer.
+    while sender.blocking_send(LoadImageRequest { message: Some(message) }).is_ok() {
+        let mut chunk = Vec::with_capacity(CHUNK);
+        if archive.by_ref().take(CHUNK as u64).read_to_end(&mut chunk)? == 0 {
+            break;
+        }
+        message = Message::Archive(Bytes::from(chunk));
+    }
+    Ok(())
+}
+
+async fn prune(client: &mut Client, out: &mut impl Write, dry_run: bool) -> anyhow::Result<()> {
+    let pruned = client.admin.prune_images(PruneImagesRequest { dry_run }).await;
+    let pruned = pruned.told("prune images")?;
+    let (verb, size) = (if dry_run { "would free" } else { "freed" }, base::ByteSize(pruned.bytes));
+    writeln!(out, "{verb} {size} in {} blobs", pruned.blobs)?;
+    Ok(())
+}
+
+fn spec(name: &str) -> ImageSpec {
+    ImageSpec { image: name.to_owned(), ..Default::default() }
+}
