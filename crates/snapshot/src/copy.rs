@@ -135,8 +135,27 @@ fn shifted(mut metadata: Metadata, ids: Option<&IdMaps>) -> Metadata {
     if let Some(ids) = ids {
         metadata.uid = outside(ids.uids(), metadata.uid).unwrap_or(NOBODY);
         metadata.gid = outside(ids.gids(), metadata.gid).unwrap_or(NOBODY);
+        let capability = metadata.xattrs.iter_mut().find(|(name, _)| name == CAPABILITY);
+        if let (Some((_, value)), Some(root)) = (capability, outside(ids.uids(), 0)) {
+            *value = owned_capability(value, root);
+        }
     }
     metadata
+}
+
+const CAPABILITY: &[u8] = b"security.capability";
+
+/// Capabilities of a file count for the user namespace whose root they name; those of the
+/// second revision name nobody, which is the root of the host.
+fn owned_capability(value: &[u8], root: u32) -> Vec<u8> {
+    const REVISION_2: u8 = 2;
+    match value {
+        // The revision is the highest byte of a little-endian word, flags the lowest.
+        [flags, 0, 0, REVISION_2, sets @ ..] if sets.len() == 16 => {
+            [&[*flags, 0, 0, REVISION_2 + 1], sets, &root.to_le_bytes()].concat()
+        }
+        other => other.to_vec(),
+    }
 }
 
 /// Who owns what the map has no name for, as the kernel shows it.
@@ -163,6 +182,16 @@ mod tests {
         check(65_535, Some(165_534));
         check(65_536, None);
         check(u32::MAX, None);
+    }
+
+    #[test]
+    fn capabilities_go_to_the_root_of_the_namespace() {
+        let old = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let new = owned_capability(&old, 100_000);
+        assert_eq!(new[..4], [1, 0, 0, 3]);
+        assert_eq!((&new[4..20], &new[20..]), (&old[4..], &100_000u32.to_le_bytes()[..]));
+        assert_eq!(owned_capability(&new, 7), new);
+        assert_eq!(owned_capability(b"odd", 7), b"odd");
     }
 
     #[test]

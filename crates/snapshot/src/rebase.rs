@@ -275,14 +275,44 @@ impl Rebase {
             None,
         );
         self.tree.usage += usage.map_err(ApplyError::io("copy up", target))?;
-        if self.tree.pending.whiteouts.contains(target) {
-            return Ok(());
+        for name in self.names_below(target, &found)? {
+            if self.tree.pending.whiteouts.contains(&name) {
+                continue;
+            }
+            let (dir, last) = path::split(&name);
+            let home = self.tree.dir(dir)?;
+            if let Node::Missing = self.tree.probe(&home, last)? {
+                self.link(&at, &home, last)?;
+            }
         }
-        let home = self.tree.dir(from_dir)?;
-        match self.tree.probe(&home, from_name)? {
-            Node::Missing => self.link(&at, &home, from_name),
-            _ => Ok(()),
+        Ok(())
+    }
+
+    /// All names under which a file shows. Only a walk through its layer finds those it has
+    /// beside the one that is known; few files have any, and fewer are linked to later.
+    fn names_below(&self, target: &[u8], found: &Found) -> Result<Vec<Vec<u8>>, ApplyError> {
+        let mut all = vec![target.to_vec()];
+        let mut ahead = vec![Vec::new()];
+        while let Some(path) = ahead.pop() {
+            if all.len() as u64 >= found.stat.st_nlink {
+                break;
+            }
+            let dir = self.below.open_dir(found.layer, &path)?;
+            for name in names(&dir)? {
+                let path = path::join(&path, &name);
+                match self.tree.probe(&dir, &name)? {
+                    Node::Directory(_) => ahead.push(path),
+                    Node::Other(stat) | Node::Symlink(stat)
+                        if stat.st_ino == found.stat.st_ino && path != target =>
+                    {
+                        let shows = self.lookup_below(&path)?;
+                        all.extend(shows.filter(|it| it.layer == found.layer).map(|_| path));
+                    }
+                    _ => {}
+                }
+            }
         }
+        Ok(all)
     }
 
     fn link(&self, from: &[u8], dir: &Dir, name: &[u8]) -> Result<(), ApplyError> {

@@ -22,6 +22,7 @@ pub struct Staging {
 }
 
 /// Keeps layers from being collected, those that are there and those still to come.
+#[must_use = "what is not held may be collected"]
 pub struct Hold {
     inner: Arc<Inner>,
     id: u64,
@@ -49,12 +50,16 @@ impl Snapshots {
     }
 
     /// To be taken for all chain ids of an image before the first is asked for, and to be
-    /// dropped when the image is recorded.
-    #[must_use = "what is not held may be collected"]
-    pub fn hold(&self, chain_ids: &[Digest]) -> Hold {
+    /// dropped when the image is recorded. What is there when this returns stays.
+    ///
+    /// Cancel safe: nothing is held then.
+    pub async fn hold(&self, chain_ids: &[Digest]) -> Hold {
         let id = self.inner.next_hold();
         self.inner.held.lock().insert(id, chain_ids.iter().cloned().collect());
-        Hold { inner: Arc::clone(&self.inner), id }
+        let hold = Hold { inner: Arc::clone(&self.inner), id };
+        // A collection that began before has made up its mind already.
+        drop(self.inner.changing.lock().await);
+        hold
     }
 
     /// A directory to apply a layer in. The parent need not be there yet. Any number may

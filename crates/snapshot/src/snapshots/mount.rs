@@ -126,3 +126,49 @@ pub(crate) fn unmount(target: &Path) -> Result<bool, SnapshotError> {
 pub(crate) fn is_spent(layout: &Layout, record: &SnapshotRecord) -> bool {
     layout.snapshot(&record.key).join(WORK).join("work/incompat/volatile").exists()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt, chown};
+
+    use sys::idmap::IdRange;
+
+    use super::*;
+
+    /// On new kernels layers go by descriptor; this is how they go on old ones. A thread
+    /// has a mount namespace of its own if it wants.
+    #[test]
+    fn mapped_layers_can_be_attached() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().to_owned();
+        let check = move || {
+            sys::namespace::unshare_mounts().unwrap();
+            let layout = Layout::open(&root, Snapshotter::Overlayfs).unwrap();
+            for name in ["a", "b"] {
+                let layer = layout.layers().join(name);
+                fs::create_dir(&layer).unwrap();
+                fs::write(layer.join(name), name).unwrap();
+                chown(layer.join(name), Some(5), Some(6)).unwrap();
+            }
+            let range = IdRange { inside: 0, outside: 100_000, count: 65_536 };
+            let mapped = Mapped::new(&layout, &IdMaps::same(vec![range]).unwrap()).unwrap();
+            let attached = mapped.attach(&layout).unwrap();
+            let lower = ["a", "b"].map(|name| attached.0.join(name)).to_vec();
+            let target = root.join("target");
+            fs::create_dir(&target).unwrap();
+            let overlay = Overlay { lower, ..Overlay::default() };
+            overlay.mount_at(&target, Attrs::default()).unwrap();
+            drop(attached);
+            assert_eq!(fs::read_dir(layout.mapped()).unwrap().count(), 0);
+            for name in ["a", "b"] {
+                let meta = fs::metadata(target.join(name)).unwrap();
+                assert_eq!((meta.uid(), meta.gid()), (100_005, 100_006));
+            }
+            assert!(unmount(&target).unwrap());
+        };
+        std::thread::spawn(check).join().unwrap();
+    }
+}

@@ -41,7 +41,7 @@ impl Snapshots {
                 return Err(SnapshotError::SnapshotExists(key));
             }
             // Until it is recorded nothing else says that its layers are in use.
-            let _hold = Snapshots { inner: Arc::clone(&inner) }.hold(top.as_slice());
+            let _hold = Snapshots { inner: Arc::clone(&inner) }.hold(top.as_slice()).await;
             let chain = inner.chain_dirs(top.as_ref())?;
             let record = record_of(inner.snapshotter, &key, top, &options);
             let worker = Arc::clone(&inner);

@@ -377,7 +377,7 @@ pub(crate) fn what_is_not_needed_is_collected(dir: &Path) {
             image.unpack(&rig.snapshots).await;
         }
         assert_eq!(rig.snapshots.layers().len(), 5);
-        let hold = rig.snapshots.hold(&held.chain_ids()[1..]);
+        let hold = rig.snapshots.hold(&held.chain_ids()[1..]).await;
         let options = PrepareOptions::default();
         rig.snapshots.prepare(&key("c"), used.top().as_ref(), options).await.unwrap();
         let keep: BTreeSet<_> = kept.top().into_iter().collect();
@@ -411,7 +411,7 @@ pub(crate) fn layers_in_use_stay(dir: &Path) {
         rig.snapshots.prepare(&key("c"), Some(&chain[1]), options).await.unwrap();
         refused(rig.snapshots.remove_layer(&chain[1]).await.unwrap_err(), "used by snapshot c");
         rig.snapshots.remove(&key("c")).await.unwrap();
-        let hold = rig.snapshots.hold(&chain);
+        let hold = rig.snapshots.hold(&chain).await;
         refused(rig.snapshots.remove_layer(&chain[1]).await.unwrap_err(), "used by a pull");
         drop(hold);
         assert!(rig.snapshots.remove_layer(&chain[1]).await.unwrap());

@@ -62,6 +62,7 @@ const TESTS: &[Test] = tests![
     umoci:
         trees_are_equal,
         random_images_are_equal,
+        debian_is_equal,
 ];
 
 fn main() -> ExitCode {

@@ -19,6 +19,11 @@ fn has_umoci(test: &str) -> bool {
     found
 }
 
+/// `None` in a run of usual length.
+fn rounds() -> Option<u64> {
+    std::env::var("LONGSHORE_TEST_ROUNDS").ok().and_then(|rounds| rounds.parse().ok())
+}
+
 fn theirs(image: &Image, dir: &Path) -> Tree {
     let (layout, rootfs) = (dir.join("layout"), dir.join("rootfs"));
     image.write_layout(&layout);
@@ -84,24 +89,27 @@ fn image<const N: usize>(layers: [Vec<Item>; N]) -> Image {
     Image::new(layers.map(tarball))
 }
 
-fn images() -> Vec<(&'static str, Image)> {
-    let base = || {
-        vec![
-            dir("/").mode(0o755),
-            dir("etc").mode(0o755),
-            file("etc/passwd", "root:x:0:0").mode(0o644),
-            file("etc/shadow", "root:!").mode(0o640).owner(0, 42),
-            dir("tmp").mode(0o1777),
-            dir("usr"),
-            dir("usr/bin"),
-            file("usr/bin/sudo", "#!").mode(0o4755),
-            symlink("bin", "usr/bin"),
-            dir("var/lib"),
-            file("var/lib/a", "a"),
-            file("var/lib/b", "b"),
-        ]
-    };
-    let capability = [1u8, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+fn base() -> Vec<Item> {
+    vec![
+        dir("/").mode(0o755),
+        dir("etc").mode(0o755),
+        file("etc/passwd", "root:x:0:0").mode(0o644),
+        file("etc/shadow", "root:!").mode(0o640).owner(0, 42),
+        dir("tmp").mode(0o1777),
+        dir("usr"),
+        dir("usr/bin"),
+        file("usr/bin/sudo", "#!").mode(0o4755),
+        symlink("bin", "usr/bin"),
+        dir("var/lib"),
+        file("var/lib/a", "a"),
+        file("var/lib/b", "b"),
+    ]
+}
+
+type Named = (&'static str, Image);
+
+/// Layers that add and replace.
+fn additions() -> Vec<Named> {
     vec![
         ("one layer", image([base()])),
         ("an empty layer", image([base(), vec![]])),
@@ -116,6 +124,12 @@ fn images() -> Vec<(&'static str, Image)> {
         ("no parent entries at all", image([vec![file("a/b/c/d", "x")]])),
         ("through a link below", image([base(), vec![file("bin/tool", "x").mode(0o755)]])),
         ("directory described again", image([base(), vec![dir("tmp").mode(0o700).owner(5, 5)]])),
+    ]
+}
+
+/// Layers that take away.
+fn deletions() -> Vec<Named> {
+    vec![
         ("whiteout of a file", image([base(), vec![file("etc/.wh.shadow", "")]])),
         ("whiteout of a directory", image([base(), vec![file("var/.wh.lib", "")]])),
         ("whiteout of a link", image([base(), vec![file(".wh.bin", "")]])),
@@ -142,6 +156,12 @@ fn images() -> Vec<(&'static str, Image)> {
             ]),
         ),
         ("opaque without its directory", image([base(), vec![file("var/lib/.wh..wh..opq", "")]])),
+    ]
+}
+
+/// Names that change what they are, and files of several names.
+fn changes() -> Vec<Named> {
+    vec![
         (
             "file becomes a directory",
             image([base(), vec![dir("etc/passwd"), file("etc/passwd/x", "x")]]),
@@ -161,6 +181,21 @@ fn images() -> Vec<(&'static str, Image)> {
             ]]),
         ),
         ("hard link to a layer below", image([base(), vec![hardlink("copy", "etc/passwd")]])),
+        (
+            "one more name for a file below",
+            image([
+                vec![file("a", "x"), hardlink("b", "a"), hardlink("d/c", "a"), hardlink("e", "a")],
+                vec![file("e", "another"), file(".wh.b", "")],
+                vec![hardlink("f", "d/c")],
+            ]),
+        ),
+    ]
+}
+
+/// All that a file can be.
+fn kinds() -> Vec<Named> {
+    let capability = [1u8, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    vec![
         (
             "devices and pipes",
             image([vec![
@@ -217,10 +252,43 @@ pub(crate) fn trees_are_equal(dir: &Path) {
     if !has_umoci("umoci::trees_are_equal") {
         return;
     }
-    let images = images();
+    let images = [additions(), deletions(), changes(), kinds()].concat();
     assert!(images.len() >= 20);
     let differences: Vec<_> =
         images.iter().flat_map(|(name, image)| compare(name, image, dir)).collect();
+    assert!(differences.is_empty(), "{}", differences.join("\n"));
+}
+
+/// A whole distribution, with a layer of changes on top.
+pub(crate) fn debian_is_equal(at: &Path) {
+    if rounds().is_none() {
+        return testkit::skip("umoci::debian_is_equal", "only in the long run");
+    }
+    if !has_umoci("umoci::debian_is_equal") {
+        return;
+    }
+    let root = at.join("debian");
+    let made =
+        Command::new("debootstrap").args(["--variant=minbase", "bookworm"]).arg(&root).output();
+    if !made.as_ref().is_ok_and(|made| made.status.success()) {
+        return testkit::skip("umoci::debian_is_equal", "debootstrap is missing or failed");
+    }
+    let packed = Command::new("tar")
+        .args(["--format=pax", "--xattrs", "--xattrs-include=*", "--numeric-owner", "-c", "-C"])
+        .arg(&root)
+        .arg(".")
+        .output()
+        .unwrap();
+    assert!(packed.status.success());
+    let changes = tarball([
+        file("etc/.wh.debian_version", ""),
+        file("usr/share/doc/.wh..wh..opq", ""),
+        file("bin/new-tool", "#!/bin/sh").mode(0o755),
+        file("tmp/left", "x"),
+        hardlink("usr/local/bin/perl", "usr/bin/perl"),
+        dir("var/cache").mode(0o700).owner(1, 1),
+    ]);
+    let differences = compare("debian", &Image::new([packed.stdout, changes]), at);
     assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 
@@ -229,8 +297,7 @@ pub(crate) fn random_images_are_equal(dir: &Path) {
     if !has_umoci("umoci::random_images_are_equal") {
         return;
     }
-    let long = std::env::var_os("LONGSHORE_LONG_TESTS").is_some();
-    for seed in 0..if long { 300 } else { 25 } {
+    for seed in 0..rounds().unwrap_or(25) {
         let image = random_image(seed);
         let differences = compare(&format!("seed {seed}"), &image, dir);
         assert!(differences.is_empty(), "{}", differences.join("\n"));
