@@ -14,8 +14,8 @@ use std::{
 
 use base::{Digest, Id, Kind};
 use content::{
-    ContentConfig, ContentError, ImportOptions, LayerDescriptor, LayerSink, LayerSource, PullOptions, Pulled,
-    SinkError,
+    ContentConfig, ContentError, ImportOptions, LayerDescriptor, LayerSink, LayerSource,
+    PullOptions, Pulled, SinkError,
 };
 use oci::{IdMapping, IdMappings, ImageFacts};
 use parking_lot::Mutex;
@@ -135,7 +135,10 @@ impl Images {
             self.collect().await?;
             self.content.prune().await?
         };
-        Ok(PrunedImages { blobs: (pruned.blobs.len() + pruned.partials.len()) as u64, bytes: pruned.bytes() })
+        Ok(PrunedImages {
+            blobs: (pruned.blobs.len() + pruned.partials.len()) as u64,
+            bytes: pruned.bytes(),
+        })
     }
 
     /// Removes unpacked layers that no image and no container needs. During a pull nothing

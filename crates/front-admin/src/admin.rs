@@ -152,9 +152,7 @@ impl admin_server::Admin for Admin {
     }
 }
 
-async fn first_load(
-    requests: &mut Streaming<LoadImageRequest>,
-) -> Result<LoadImageStart, Status> {
+async fn first_load(requests: &mut Streaming<LoadImageRequest>) -> Result<LoadImageStart, Status> {
     match requests.message().await?.and_then(|request| request.message) {
         Some(load_image_request::Message::Start(start)) => Ok(start),
         _ => Err(no_start()),

@@ -110,7 +110,12 @@ impl Command {
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+    error.chain().any(|cause| {
+        let io = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        let json = cause.downcast_ref::<serde_json::Error>();
+        let kind = io.or_else(|| json.and_then(serde_json::Error::io_error_kind));
+        kind == Some(io::ErrorKind::BrokenPipe)
+    })
 }
 
 /// That of a container, as a process can have it.
@@ -128,6 +133,24 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
+
+    #[test]
+    fn a_reader_that_went_away_is_no_error() {
+        struct Gone;
+        impl Write for Gone {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let text = writeln!(Gone, "x").map_err(anyhow::Error::from);
+        assert!(is_broken_pipe(&text.unwrap_err()));
+        let json = serde_json::to_writer(Gone, "x").map_err(anyhow::Error::from);
+        assert!(is_broken_pipe(&json.unwrap_err().context("print")));
+        assert!(!is_broken_pipe(&anyhow::anyhow!("other")));
+    }
 
     #[test]
     fn the_command_line_is_well_formed() {

@@ -97,7 +97,7 @@ impl Run {
         let paths = paths.told("ask the daemon for its paths")?;
         let plan = Plan::new(&self, paths.root.as_ref())?;
         ensure_image(&client, &self.image).await?;
-        let made = make(&client, &plan, &self.handler).await?;
+        let made = Box::pin(make(&client, &plan, &self.handler)).await?;
         if self.detach {
             undone(&client, &plan, &made, start(&client, &plan, &made)).await?;
             writeln!(out, "{} {}", made.pod, made.container)?;
@@ -158,7 +158,7 @@ async fn make(client: &Client, plan: &Plan, handler: &str) -> anyhow::Result<Mad
         let created = client.cri().create_container(request).await;
         Ok(created.told(format_args!("create {}", plan.full_name()))?.container_id)
     };
-    made.container = undone(client, plan, &made, create).await?;
+    made.container = undone(client, plan, &made, Box::pin(create)).await?;
     Ok(made)
 }
 
