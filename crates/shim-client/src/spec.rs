@@ -86,7 +86,8 @@ pub struct Exit {
     pub at: Timestamp,
     /// The OOM killer took a process of the container. Never for an exec.
     pub oom: bool,
-    /// Writes to the log that failed (a full disk); what they carried is lost.
+    /// Writes to the log that failed (a full disk); what they carried is lost. Final once
+    /// the container is deleted.
     pub log_errors: u64,
 }
 

@@ -5,7 +5,7 @@
 
 use std::{
     ffi::OsString,
-    fs,
+    fs::{self, File},
     os::fd::OwnedFd,
     path::PathBuf,
     sync::{Arc, OnceLock},
@@ -23,8 +23,11 @@ use crate::{
     runtime::{Call, Streams},
     stdio,
     task::{Phase, Task, check_id},
-    tasks::Tasks,
+    tasks::{SIGKILL, Tasks},
 };
+
+/// Our ends of the pipes of an exec with a terminal: what is typed, what is shown.
+type Ends = (Option<File>, Option<File>);
 
 #[derive(Debug)]
 pub(crate) struct Exec {
@@ -70,6 +73,11 @@ impl Exec {
         }
     }
 
+    fn terminal_ends(&self) -> Result<Option<Ends>> {
+        let [stdin, stdout, _] = &self.stdio;
+        self.tty.then(|| stdio::terminal_ends(stdin.as_ref(), stdout.as_ref())).transpose()
+    }
+
     pub(crate) fn status(&self) -> Status {
         match (self.process.ended(), self.spec.lock().is_some()) {
             (Some(_), _) => Status::Stopped,
@@ -110,7 +118,7 @@ impl Tasks {
             return Err(Error::Phase { wanted, what, id, phase: "started already".to_owned() });
         };
         let started = self.run_exec(&task, &exec, &spec, deadline).await;
-        if started.is_err() {
+        if started.is_err() && exec.process.live().is_none() {
             // What never ran has an end too, or whoever waits for it waits for ever.
             let ended = Ended { status: 255, at: std::time::SystemTime::now() };
             exec.process.end(ended);
@@ -128,6 +136,7 @@ impl Tasks {
         let file = |suffix: &str| task.bundle.join(format!("x{}.{suffix}", exec.id));
         let (spec_file, pid_file) = (file("json"), file("pid"));
         let streams = exec.streams()?;
+        let ends = exec.terminal_ends()?;
         fs::write(&spec_file, spec).map_err(Error::on("write", &spec_file))?;
         let console = match exec.tty {
             true => Some(ConsoleSocket::bind(&task.bundle, format!("x{}.sock", exec.id))?),
@@ -152,15 +161,19 @@ impl Tasks {
                 exec_of.process.end(ended);
             }
         });
-        if let Some(socket) = console {
-            self.serve_terminal(exec, socket.receive()?)?;
+        if let (Some(socket), Some(ends)) = (console, ends)
+            && let Err(error) =
+                socket.receive().and_then(|tty| self.serve_terminal(exec, tty, ends))
+        {
+            // It runs, but nobody could talk to it.
+            self.kill_exec(&task.id, &exec.id, SIGKILL)?;
+            return Err(error);
         }
         Ok(pid)
     }
 
-    fn serve_terminal(&self, exec: &Exec, master: OwnedFd) -> Result<()> {
-        let [stdin, stdout, _] = &exec.stdio;
-        let (stdin, stdout) = stdio::terminal_ends(stdin.as_ref(), stdout.as_ref())?;
+    fn serve_terminal(&self, exec: &Exec, master: OwnedFd, ends: Ends) -> Result<()> {
+        let (stdin, stdout) = ends;
         if let Some(stdin) = stdin {
             self.work.spawn(console::type_in(copy_of(&master)?, stdin));
         }

@@ -43,12 +43,13 @@ const QUEUE: usize = 64;
 #[derive(Debug)]
 enum Command {
     Add(Box<Source>),
-    /// Take what the container has written so far; it may be the last.
+    /// Take what the container has written so far; it may be the last. Both this and the
+    /// next answer how many writes to the log have failed.
     Drain {
         id: String,
-        reply: oneshot::Sender<()>,
+        reply: oneshot::Sender<u64>,
     },
-    /// Drain and forget. Answers how many writes to the log failed.
+    /// Drain and forget.
     Finish {
         id: String,
         reply: oneshot::Sender<u64>,
@@ -87,7 +88,7 @@ impl IoThread {
     }
 
     /// Cancel safe.
-    pub(crate) async fn drain(&self, id: &str) -> Result<()> {
+    pub(crate) async fn drain(&self, id: &str) -> Result<u64> {
         let (reply, done) = oneshot::channel();
         self.send("drain output", Command::Drain { id: id.to_owned(), reply })?;
         done.await.map_err(|_| gone("drain output"))

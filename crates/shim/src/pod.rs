@@ -26,6 +26,8 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Pod {
     first: Option<First>,
+    /// Has done its work once all is pinned.
+    holder: Option<Holder>,
     pins: Pins,
 }
 
@@ -41,7 +43,7 @@ impl Pod {
     pub(crate) fn make(description: &Description) -> Result<Self> {
         let wanted = &description.namespaces;
         let spaces = spaces(wanted)?;
-        let mut pod = Self { first: None, pins: Pins::default() };
+        let mut pod = Self { first: None, holder: None, pins: Pins::default() };
         if wanted.pid {
             let first = First(pid1::spawn(spaces)?);
             pod.pins.pin_all(wanted, |kind, path| first.0.pin(kind, path))?;
@@ -49,9 +51,15 @@ impl Pod {
         } else if spaces.user.is_some() || !spaces.others.is_empty() {
             let holder = Holder::park(&spaces).map_err(Error::io("make namespaces"))?;
             pod.pins.pin_all(wanted, |kind, path| holder.pin(kind, path))?;
+            pod.holder = Some(holder);
         }
         furnish(description)?;
         Ok(pod)
+    }
+
+    /// Its child takes the kernel a few milliseconds to end: not while somebody waits.
+    pub(crate) fn settle(&mut self) {
+        self.holder = None;
     }
 
     pub(crate) fn first_pid(&self) -> Option<u32> {

@@ -5,7 +5,7 @@ use std::{
     fs::{self, File},
     os::{
         fd::{AsRawFd, OwnedFd},
-        unix::net::UnixListener,
+        unix::net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
     sync::Arc,
@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use rustix::fs::inotify;
 use tokio::{
     io::{Interest, unix::AsyncFd},
+    signal::unix::{SignalKind, signal},
     time::timeout,
 };
 use tokio_util::sync::CancellationToken;
@@ -37,6 +38,9 @@ use crate::{
 
 /// Answers on their way when the shim ends.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
+
+/// By then whoever waited for the pod has it.
+const SETTLE: Duration = Duration::from_millis(50);
 
 /// What the handlers share.
 #[derive(Debug)]
@@ -56,9 +60,12 @@ pub(crate) struct Sockets {
 impl Sockets {
     pub(crate) fn bind(dir: &Path, files: &Files) -> Result<Self> {
         let bind = |path: &Path| {
-            // Left by a shim that was killed; nobody can listen on it any more.
-            let _ = fs::remove_file(path);
             let (short, _dir) = short_path(path)?;
+            if UnixStream::connect(&short).is_ok() {
+                return Err(Error::Exists { what: "shim in", id: dir.display().to_string() });
+            }
+            // Left by a shim that was killed.
+            let _ = fs::remove_file(path);
             UnixListener::bind(short).map_err(Error::on("bind", path))
         };
         if !dir.is_dir() {
@@ -95,6 +102,9 @@ pub(crate) fn run(description: &Description, pod: Pod, sockets: Sockets) -> Resu
 
 async fn serve(description: &Description, pod: Pod, sockets: Sockets) -> Result<()> {
     let children = reaper::children().map_err(Error::io("listen for exits"))?;
+    // Only a shutdown, the end of the pod, or SIGKILL ends a shim.
+    let _deaf = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()]
+        .map(|kind| signal(kind));
     let reaper = Arc::new(Reaper::default());
     let io = IoThread::start(sockets.attach)?;
     let files = Files::of(&description.dir);
@@ -112,6 +122,11 @@ async fn serve(description: &Description, pod: Pod, sockets: Sockets) -> Result<
     let listener =
         tokio::net::UnixListener::from_std(sockets.calls).map_err(Error::io("listen"))?;
 
+    let settled = Arc::clone(&shim);
+    shim.tasks.work.spawn(async move {
+        tokio::time::sleep(SETTLE).await;
+        settled.pod.lock().settle();
+    });
     tokio::select! {
         biased;
         () = stop.cancelled() => {}

@@ -13,6 +13,7 @@ use std::{
     io::{BufRead, BufReader, PipeReader, PipeWriter, Read, Write},
     os::{fd::IntoRawFd, unix::fs::OpenOptionsExt},
     path::Path,
+    time::Duration,
 };
 
 use api_shim::start::{Bootstrap, Description, Files};
@@ -45,12 +46,25 @@ pub(crate) fn run() -> std::result::Result<String, String> {
         become_shim(&description, fds.into_iter().next().map(PipeWriter::from))
     })
     .map_err(|e| Error::io("fork")(e).to_string())?;
-    match read_report(reader) {
-        Some(said) => said,
-        None => {
-            let ended = shim.pidfd.wait().map_or(-1, |exit| exit.status());
-            Err(format!("the shim ended with {ended} before it was ready"))
-        }
+    let said = read_report(reader);
+    if let Some(Ok(bootstrap)) = said {
+        return Ok(bootstrap);
+    }
+    let ended = shim.pidfd.wait().map_or(-1, |exit| exit.status());
+    leave_cgroup(&description);
+    let silent = || Err(format!("the shim ended with {ended} before it was ready"));
+    said.unwrap_or_else(silent)
+}
+
+/// Nobody can remove the group he is in; but we are not in that of the shim.
+fn leave_cgroup(description: &Description) {
+    let Some(path) = &description.cgroup else { return };
+    let group = cgroup::layout(&description.hierarchies)
+        .ok()
+        .and_then(|layout| Cgroup::open(&layout, path).ok().flatten());
+    if let Some(group) = group {
+        // Others may be in it.
+        let _ = group.remove(Duration::from_millis(100));
     }
 }
 
@@ -93,7 +107,9 @@ fn become_shim(description: &Description, report: Option<PipeWriter>) -> i32 {
     let Prepared { pod, sockets, bootstrap } = match prepare(description, &files) {
         Ok(prepared) => prepared,
         Err(error) => {
-            remove_files(&files);
+            if !matches!(error, Error::Exists { .. }) {
+                remove_files(&files);
+            }
             let _ = write_report(report, FAILED, &error.to_string());
             return 1;
         }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{CWD, FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, mknodat},
+    fs::{CWD, FileType, Gid, Mode, OFlags, Uid, fchown, fcntl_getfl, fcntl_setfl, mknodat},
     pipe::fcntl_setpipe_size,
 };
 
@@ -36,18 +36,21 @@ pub(crate) struct Pipes {
 const NAMES: [&str; 3] = ["stdin", "stdout", "stderr"];
 
 impl Pipes {
-    pub(crate) fn make(bundle: &Path, with_stdin: bool) -> Result<Self> {
+    /// They belong to `owner`: what a container's user has as its stdio it may also open by
+    /// name (`/dev/stdout`), which needs more than having it.
+    pub(crate) fn make(bundle: &Path, with_stdin: bool, owner: Option<(Uid, Gid)>) -> Result<Self> {
         let [stdin, stdout, stderr] = NAMES.map(|name| bundle.join(name));
         let input = with_stdin.then(|| Self::input(&stdin)).transpose()?;
         let (our_in, their_in) = input.unzip();
         let (our_out, their_out) = output(&stdout)?;
         let (our_err, their_err) = output(&stderr)?;
-        Ok(Self {
-            theirs: [their_in, Some(their_out), Some(their_err)],
-            stdin: our_in,
-            stdout: our_out,
-            stderr: our_err,
-        })
+        let theirs = [their_in, Some(their_out), Some(their_err)];
+        if let Some((uid, gid)) = owner {
+            for fd in theirs.iter().flatten() {
+                fchown(fd, Some(uid), Some(gid)).map_err(Error::io("give away a pipe"))?;
+            }
+        }
+        Ok(Self { theirs, stdin: our_in, stdout: our_out, stderr: our_err })
     }
 
     fn input(path: &Path) -> Result<(OwnedFd, OwnedFd)> {
@@ -129,7 +132,7 @@ mod tests {
     #[test]
     fn output_outlives_its_reader() {
         let dir = tempfile::tempdir().unwrap();
-        let pipes = Pipes::make(dir.path(), false).unwrap();
+        let pipes = Pipes::make(dir.path(), false, None).unwrap();
         let [none, Some(out), _] = pipes.theirs else { panic!("no stdout") };
         assert!(none.is_none());
         let mut container = File::from(out);
@@ -147,7 +150,7 @@ mod tests {
     #[test]
     fn input_ends_when_we_close_it() {
         let dir = tempfile::tempdir().unwrap();
-        let pipes = Pipes::make(dir.path(), true).unwrap();
+        let pipes = Pipes::make(dir.path(), true, None).unwrap();
         let [Some(stdin), _, _] = pipes.theirs else { panic!("no stdin") };
         File::from(pipes.stdin.unwrap()).write_all(b"typed").unwrap();
         let mut text = String::new();
@@ -158,7 +161,7 @@ mod tests {
     #[test]
     fn the_containers_ends_block_and_ours_do_not() {
         let dir = tempfile::tempdir().unwrap();
-        let pipes = Pipes::make(dir.path(), true).unwrap();
+        let pipes = Pipes::make(dir.path(), true, None).unwrap();
         let nonblocking = |fd: &OwnedFd| fcntl_getfl(fd).unwrap().contains(OFlags::NONBLOCK);
         assert!(pipes.theirs.iter().flatten().all(|fd| !nonblocking(fd)));
         assert!(

@@ -15,9 +15,10 @@ use std::{
 
 use api_shim::{
     longshore::{CreateOptions, Exit, TaskInfo, log},
-    start::Description,
+    start::{Description, IdMap, UserNs},
 };
 use parking_lot::Mutex;
+use rustix::fs::{Gid, Uid};
 use sys::cgroup::Layout;
 use tokio::{
     sync::{oneshot, watch},
@@ -47,7 +48,7 @@ const LAST_EXECS: Duration = Duration::from_secs(2);
 /// To clean up after a runtime that failed, by the same runtime.
 const UNDO: Duration = Duration::from_secs(10);
 
-const SIGKILL: i32 = 9;
+pub(crate) const SIGKILL: i32 = 9;
 
 #[derive(Debug)]
 pub(crate) struct Tasks {
@@ -57,6 +58,8 @@ pub(crate) struct Tasks {
     io: IoThread,
     layout: Layout,
     records: PathBuf,
+    /// Root of the pod's user namespace, as the host numbers it.
+    root: Option<(Uid, Gid)>,
     /// PID namespaces that are not a container's own: ours, and the pod's.
     shared_pids: Vec<(u64, u64)>,
     all: Mutex<BTreeMap<String, Arc<Task>>>,
@@ -88,6 +91,7 @@ impl Tasks {
             io,
             layout: cgroup::layout(&description.hierarchies)?,
             records,
+            root: description.namespaces.user.as_ref().and_then(root_of),
             shared_pids: pids.filter_map(pid_namespace).collect(),
             all: Mutex::default(),
             changed: watch::Sender::new(0),
@@ -190,7 +194,7 @@ impl Tasks {
             let socket = ConsoleSocket::bind(&task.bundle, "tty.sock".to_owned())?;
             return Ok((Streams::default(), Some(socket)));
         }
-        let pipes = Pipes::make(&task.bundle, create.options.stdin)?;
+        let pipes = Pipes::make(&task.bundle, create.options.stdin, self.root)?;
         let source = source(task, &create.options)?
             .with_output(Stream::Stdout, pipes.stdout)
             .with_output(Stream::Stderr, pipes.stderr)
@@ -240,6 +244,10 @@ impl Tasks {
                 note::warn(format_args!("undo the creation of {}: {error}", task.id));
             }
         }
+        if task.init.live().is_some() {
+            // Its end is recorded; only then can the record be removed.
+            let _ = timeout(UNDO, task.init.wait()).await;
+        }
         if timeout(LAST_WORDS, self.io.finish(&task.id)).await.is_err() {
             note::warn(format_args!("log of {} is behind", task.id));
         }
@@ -269,8 +277,9 @@ impl Tasks {
         for exec in running {
             let _ = timeout(LAST_EXECS, exec.process.wait()).await;
         }
-        if timeout(LAST_WORDS, self.io.drain(&task.id)).await.is_err() {
-            note::warn(format_args!("log of {} is behind", task.id));
+        match timeout(LAST_WORDS, self.io.drain(&task.id)).await {
+            Ok(Ok(errors)) => task.log_errors.store(errors, Ordering::Relaxed),
+            _ => note::warn(format_args!("log of {} is behind", task.id)),
         }
         task.end(ended, oom);
         self.changed.send_modify(|count| *count += 1);
@@ -294,7 +303,8 @@ impl Tasks {
                 _ => {}
             }
         }
-        let errors = self.io.finish(id).await.unwrap_or_default();
+        // If the log thread is too busy the caller tries again; the rest is done by then.
+        let errors = self.io.finish(id).await?;
         task.log_errors.store(errors, Ordering::Relaxed);
         self.forget(&task);
         Ok(task.exit(&ended))
@@ -422,6 +432,11 @@ impl Tasks {
         self.get(id)?;
         self.io.reopen(id).await
     }
+}
+
+fn root_of(user: &UserNs) -> Option<(Uid, Gid)> {
+    let outside = |maps: &[IdMap]| maps.iter().find(|map| map.inside == 0).map(|map| map.outside);
+    Some((Uid::from_raw(outside(&user.uids)?), Gid::from_raw(outside(&user.gids)?)))
 }
 
 fn source(task: &Task, options: &CreateOptions) -> Result<Source> {

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 /// A second or so of a busy container, for a client that stumbles.
 const ROOM: usize = 256 << 10;
 /// How long one that is to leave may take to read its last bytes.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(crate) struct Client {

@@ -300,10 +300,8 @@ impl Pump {
                 self.sources.push(*source);
             }
             Command::Drain { id, reply } => {
-                if let Some(source) = self.find(&id) {
-                    self.drain(source);
-                }
-                let _ = reply.send(());
+                let errors = self.find(&id).map_or(0, |source| self.drain(source));
+                let _ = reply.send(errors);
             }
             Command::Finish { id, reply } => {
                 let errors = self.find(&id).map_or(0, |source| self.finish(source));
@@ -321,7 +319,7 @@ impl Pump {
         }
     }
 
-    fn drain(&mut self, source: usize) {
+    fn drain(&mut self, source: usize) -> u64 {
         for output in (0..self.sources[source].outputs()).rev() {
             for _ in 0..LAST_READS {
                 match self.read_once(source, output) {
@@ -330,6 +328,7 @@ impl Pump {
                 }
             }
         }
+        self.sources[source].log_errors()
     }
 
     fn finish(&mut self, source: usize) -> u64 {

@@ -100,7 +100,11 @@ impl Source {
         while !self.outputs.is_empty() {
             self.end(0, text);
         }
-        self.log.map_or(0, |log| log.errors())
+        self.log_errors()
+    }
+
+    pub(super) fn log_errors(&self) -> u64 {
+        self.log.as_ref().map_or(0, LogFile::errors)
     }
 
     pub(super) fn reopen_log(&mut self) -> std::io::Result<()> {

@@ -168,3 +168,21 @@ async fn runtimes_that_lie_are_found_out() {
     }
     pod.finish().await;
 }
+
+#[tokio::test]
+async fn a_shim_is_deaf_to_polite_signals_and_alone_in_its_directory() {
+    let Some(world) = World::new("a_shim_is_deaf_to_polite_signals") else { return };
+    let spec = world.spec();
+    let pod = world.start_with(&spec).await;
+    let id = pod.run("c", &["sleep", "1000"], Wish::default()).await;
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        kill_process(pid(pod.shim.info().pid), signal).unwrap();
+    }
+    let second = shim_client::start(&spec, LIMIT).await.unwrap_err();
+    assert!(second.to_string().contains("exists already"), "{second}");
+    let again = connect(&pod.world.pod_dir(), LIMIT).await.unwrap();
+    assert_eq!(again.info().pid, pod.shim.info().pid);
+    assert_eq!(again.list().await.unwrap().len(), 1);
+    pod.end(&id).await;
+    pod.finish().await;
+}

@@ -129,6 +129,14 @@ async fn execs_that_cannot_be_are_refused() {
     assert_eq!(kind(pod.shim.start_exec(&id, "absent").await), base::Kind::NotFound);
     let twice = pod.shim.exec(task("early", &["true"])).await.unwrap_err();
     assert_eq!(twice.kind(), base::Kind::AlreadyExists);
+    let nobody_reads = ExecTask {
+        tty: true,
+        stdout: Some(pod.world.dir.path().join("absent")),
+        ..task("deaf", &["true"])
+    };
+    pod.shim.exec(nobody_reads).await.unwrap();
+    let error = pod.shim.start_exec(&id, "deaf").await.unwrap_err();
+    assert!(error.to_string().contains("absent"), "{error}");
     pod.shim.exec(task("odd", &["/no/such/program"])).await.unwrap();
     let error = pod.shim.start_exec(&id, "odd").await.unwrap_err();
     assert!(error.to_string().contains("no such file"), "{error}");

@@ -140,3 +140,28 @@ async fn a_terminal_is_logged_as_stdout() {
     );
     pod.finish().await;
 }
+
+/// Not a bound, a figure to read: other work shares these processors.
+#[tokio::test]
+async fn how_fast_a_log_is_written() {
+    let Some(world) = World::new("how_fast_a_log_is_written") else { return };
+    const LINES: usize = 1 << 20;
+    let line = format!("{}\n", "x".repeat(99));
+    fs::write(world.rootfs().join("etc/much"), line.repeat(LINES)).unwrap();
+    let pod = world.start().await;
+    let wish = Wish { log: Some(pod.log("c")), ..Wish::default() };
+    let id = pod.create("c", &["cat", "/etc/much"], wish).await;
+    let begin = Instant::now();
+    pod.shim.start(&id).await.unwrap();
+    assert_eq!(pod.wait(&id).await.code, 0);
+    let took = begin.elapsed();
+    pod.shim.delete(&id).await.unwrap();
+    let logged = fs::metadata(pod.log_path("c")).unwrap().len();
+    assert_eq!(
+        logged,
+        (LINES * (line.len() + "2026-01-02T03:04:05.000000006Z stdout F ".len())) as u64
+    );
+    let rate = (LINES * line.len()) as f64 / took.as_secs_f64() / 1e6;
+    eprintln!("{} MiB of output logged in {took:?}: {rate:.0} MB/s", (LINES * line.len()) >> 20);
+    pod.finish().await;
+}

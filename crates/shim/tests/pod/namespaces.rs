@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt, path::Path, time::Duration};
 
 use serde_json::{Value, json};
-use shim_client::{IdMap, ShimError, UserNs};
+use shim_client::{IdMap, ShimError, StartPod, UserNs};
 use sys::namespace::{identity, is_namespace};
 use tokio::time::Instant;
 
@@ -69,6 +69,7 @@ async fn a_start_that_fails_names_its_step_and_leaves_nothing() {
         spec.namespaces.net = Some(world.pod_dir().join("net"));
         spec.namespaces.uts = Some(world.pod_dir().join("uts"));
         spec.namespaces.pid = true;
+        spec.cgroup = Some(format!("{}/shim", world.cgroup()).into());
         spec
     };
     let sysctl = |name: &str, value: &str| BTreeMap::from([(name.to_owned(), value.to_owned())]);
@@ -105,6 +106,7 @@ async fn a_start_that_fails_names_its_step_and_leaves_nothing() {
         assert!(left.is_empty(), "{want}: {left:?}");
     }
     // The same directory still takes a good one.
+    let good = StartPod { cgroup: None, ..good };
     world.start_with(&good).await.finish().await;
 }
 
@@ -133,8 +135,7 @@ async fn a_user_namespace_owns_the_others() {
 
     let wish = Wish { log: Some(pod.log("c")), ..Wish::default() };
     let id = pod.world.id("c");
-    let script =
-        "id -u; hostname; cat /proc/sys/net/ipv4/ip_unprivileged_port_start /proc/self/uid_map";
+    let script = "id -u > /proc/self/fd/1; hostname; cat /proc/sys/net/ipv4/ip_unprivileged_port_start /proc/self/uid_map";
     let bundle = pod.world.bundle(&id, &["sh", "-c", script], &wish);
     let mut config: Value =
         serde_json::from_slice(&fs::read(bundle.join("config.json")).unwrap()).unwrap();

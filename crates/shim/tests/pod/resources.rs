@@ -78,3 +78,33 @@ async fn the_shim_sits_in_a_cgroup_of_its_own() {
     left.remove(crate::world::LIMIT).unwrap();
     pod.world.check_empty().await;
 }
+
+/// A figure to read, of the binary that `LONGSHORE_SHIM` names: one built to be debugged is
+/// several times larger.
+#[tokio::test]
+async fn how_much_memory_an_idle_pod_takes() {
+    const PODS: usize = 30;
+    let mut pods = Vec::new();
+    for _ in 0..PODS {
+        let Some(world) = World::new("how_much_memory_an_idle_pod_takes") else { return };
+        let mut spec = world.spec();
+        spec.namespaces.ipc = Some(world.pod_dir().join("ipc"));
+        spec.namespaces.uts = Some(world.pod_dir().join("uts"));
+        let pod = world.start_with(&spec).await;
+        let wish = Wish { log: Some(pod.log("c")), ..Wish::default() };
+        let id = pod.run("c", &["sh", "-c", "echo up; exec sleep 1000"], wish).await;
+        pods.push((pod, id));
+    }
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    let pss = |pid: u32| -> u64 {
+        let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
+        let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
+    };
+    let sum: u64 = pods.iter().map(|(pod, _)| pss(pod.shim.info().pid)).sum();
+    eprintln!("{PODS} pods with a container each: {} KiB of PSS per shim", sum / PODS as u64);
+    for (pod, id) in pods {
+        pod.end(&id).await;
+        pod.finish().await;
+    }
+}
