@@ -6,6 +6,7 @@ fn main() -> Result<(), ttrpc_build::Error> {
         "shim/events.proto",
         "shim/forward.proto",
         "shim/longshore.proto",
+        "shim/metrics.proto",
         "shim/runc_options.proto",
         "shim/runtime_options.proto",
         "shim/sandbox.proto",

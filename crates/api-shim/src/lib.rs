@@ -66,6 +66,15 @@ mod generated {
             }
         }
     }
+    pub mod io {
+        pub mod containerd {
+            pub mod cgroups {
+                pub mod v2 {
+                    include!(concat!(env!("OUT_DIR"), "/io.containerd.cgroups.v2.rs"));
+                }
+            }
+        }
+    }
     pub mod runtimeoptions {
         pub mod v1 {
             include!(concat!(env!("OUT_DIR"), "/runtimeoptions.v1.rs"));
@@ -89,6 +98,7 @@ pub use generated::{
         task, types,
         v1::types as process,
     },
+    io::containerd::cgroups::v2 as metrics,
     longshore::shim::v1 as longshore,
     runtimeoptions::v1 as runtime_options,
 };
@@ -98,6 +108,7 @@ pub mod name {
     pub const TASK_V2: &str = "containerd.task.v2.Task";
     pub const TASK_V3: &str = "containerd.task.v3.Task";
     pub const IO: &str = "longshore.shim.v1.Io";
+    pub const METRICS_V2: &str = "io.containerd.cgroups.v2.Metrics";
     pub const CREATE_OPTIONS: &str = "longshore.shim.v1.CreateOptions";
     /// JSON of an OCI `Process` and of OCI `LinuxResources`, as containerd names them.
     pub const OCI_PROCESS: &str = "types.containerd.io/opencontainers/runtime-spec/1/Process";

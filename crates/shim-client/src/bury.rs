@@ -82,6 +82,8 @@ impl Undertaker {
         let files = Files::of(dir);
         let killed = kill_listener(&files.socket, self.left());
         self.note("kill the shim", killed);
+        let ended = end_calls(bootstrap.pid, dir, self.until);
+        self.note("end the OCI runtime", ended);
         let layout = self.note("find the cgroups", Layout::detect());
         let tasks = read_tasks(&files.tasks);
         let processes: Vec<_> = tasks
@@ -159,6 +161,45 @@ fn kill_listener(socket: &Path, limit: Duration) -> sys::Result<()> {
     let Ok(shim) = Pidfd::open(sys::fd::peer(&stream)?.pid) else { return Ok(()) };
     shim.signal(SIGKILL)?;
     shim.wait_end(Some(limit)).map(drop)
+}
+
+/// Ends OCI runtimes that the shim had called and that outlived it: they are of its session
+/// and work in a bundle of the pod. Containers have sessions of their own.
+fn end_calls(session: u32, dir: &Path, until: Instant) -> io::Result<()> {
+    loop {
+        let calls = calls_of(session, dir)?;
+        if calls.is_empty() {
+            return Ok(());
+        }
+        for call in calls {
+            call.signal(SIGKILL)?;
+        }
+        if Instant::now() >= until {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        // One that is just being killed may have started another.
+        sleep(Duration::from_millis(1));
+    }
+}
+
+fn calls_of(session: u32, dir: &Path) -> io::Result<Vec<Pidfd>> {
+    let pids = fs::read_dir("/proc")?.flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_call = |pid: u32| {
+        let proc = Path::new("/proc").join(pid.to_string());
+        let stat = fs::read_to_string(proc.join("stat")).unwrap_or_default();
+        let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+        // State, parent, group, session. What ended and waits for its parent is harmless.
+        let mut fields = fields.split_whitespace();
+        let ended = fields.next().is_none_or(|state| matches!(state, "Z" | "X"));
+        let of_session = fields.nth(2).and_then(|text| text.parse().ok()) == Some(session);
+        !ended
+            && of_session
+            && fs::read_link(proc.join("cwd")).is_ok_and(|cwd| cwd.starts_with(dir))
+    };
+    // Looked at again once it is held: the number may be another's by now.
+    let held = |pid: u32| Pidfd::open(pid).ok().filter(|_| is_call(pid));
+    Ok(pids.filter(|pid| is_call(*pid)).filter_map(held).collect())
 }
 
 fn read_tasks(dir: &Path) -> Vec<(String, TaskRecord)> {

@@ -29,6 +29,7 @@ mod runtime;
 mod serve;
 mod service;
 mod start;
+mod stats;
 mod stdio;
 mod task;
 mod tasks;

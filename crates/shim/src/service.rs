@@ -18,6 +18,7 @@ use api_shim::{
     },
 };
 use prost::Message;
+use prost_types::Any;
 use sys::pty::Window;
 use tokio::time::Instant;
 use ttrpc::{ServerContext, Service, Status};
@@ -79,13 +80,7 @@ pub(crate) fn task(name: &str, shim: &Arc<Shim>) -> Service {
                 Err::<(), _>(Error::Unimplemented("Checkpoint"))
             }),
         )
-        .unary(
-            "Stats",
-            quick(shim, |_, _: StatsRequest| {
-                // The daemon reads the cgroups itself, of all containers at once.
-                Err::<StatsResponse, _>(Error::Unimplemented("Stats"))
-            }),
-        )
+        .unary("Stats", quick(shim, |shim, request| stats(&shim, &request)))
 }
 
 pub(crate) fn io(shim: &Arc<Shim>) -> Service {
@@ -292,6 +287,12 @@ fn pids(shim: &Shim, request: &PidsRequest) -> Result<PidsResponse> {
     let info = |pid| ProcessInfo { pid, info: None };
     let processes = shim.tasks.pids(&request.id)?.into_iter().map(info).collect();
     Ok(PidsResponse { processes })
+}
+
+fn stats(shim: &Shim, request: &StatsRequest) -> Result<StatsResponse> {
+    let metrics = shim.tasks.stats(&request.id)?.encode_to_vec();
+    let stats = Any { type_url: name::METRICS_V2.to_owned(), value: metrics };
+    Ok(StatsResponse { stats: Some(stats) })
 }
 
 fn resize(shim: &Shim, request: &ResizePtyRequest) -> Result<()> {

@@ -15,6 +15,7 @@ use std::{
 
 use api_shim::{
     longshore::{CreateOptions, Exit, TaskInfo, log},
+    metrics::Metrics,
     start::{Description, IdMap, UserNs},
 };
 use parking_lot::Mutex;
@@ -35,6 +36,7 @@ use crate::{
     process::{Ended, Live},
     reaper::Reaper,
     runtime::{Call, Runtime, Streams},
+    stats,
     stdio::Pipes,
     task::{Phase, Task, check_id},
     update,
@@ -379,6 +381,12 @@ impl Tasks {
             (_, Some(group)) => group.pids(),
             (_, None) => Ok(vec![task.init.pid()]),
         }
+    }
+
+    pub(crate) fn stats(&self, id: &str) -> Result<Metrics> {
+        let task = self.get(id)?;
+        task.require("measure", &[Phase::Created, Phase::Running, Phase::Paused])?;
+        stats::of(&group_of(&task)?.cgroup())
     }
 
     /// Not cancel safe: to be awaited in a task of its own.

@@ -108,3 +108,31 @@ async fn how_much_memory_an_idle_pod_takes() {
         pod.finish().await;
     }
 }
+
+/// As any client of the Task API would ask.
+#[tokio::test]
+async fn metrics_of_a_container_by_the_task_api() {
+    use api_shim::{
+        metrics::Metrics,
+        name,
+        task::v3::{StatsRequest, TaskClient},
+    };
+    use prost::Message;
+
+    let Some(world) = World::new("metrics_of_a_container_by_the_task_api") else { return };
+    let pod = world.start().await;
+    let wish = Wish { memory: Some(64 << 20), ..Wish::default() };
+    let id = pod.run("c", &["sleep", "1000"], wish).await;
+    let socket = tokio::net::UnixStream::connect(pod.world.pod_dir().join("shim.sock")).await;
+    let client = TaskClient::new(ttrpc::Client::new(socket.unwrap()));
+    let limit = ttrpc::Context::timeout(crate::world::LIMIT);
+    let answer = client.stats(&limit, &StatsRequest { id: id.clone() }).await.unwrap();
+    let stats = answer.stats.unwrap();
+    assert_eq!(stats.type_url, name::METRICS_V2);
+    let metrics = Metrics::decode(stats.value.as_slice()).unwrap();
+    assert_eq!(metrics.pids.unwrap().current, 1);
+    assert_eq!(metrics.memory.unwrap().usage_limit, 64 << 20);
+    assert!(metrics.cpu.unwrap().usage_usec > 0);
+    pod.end(&id).await;
+    pod.finish().await;
+}
