@@ -25,7 +25,7 @@ mod update;
 
 use std::{collections::BTreeSet, fmt, str::FromStr};
 
-use nri_wire::api::Field;
+use nri_wire::api::{Field, LinuxResources};
 
 pub use create::{Creation, Merged};
 pub(crate) use list::removed;
@@ -132,6 +132,15 @@ impl fmt::Display for FieldSet {
         let names: Vec<_> = self.0.iter().map(Field::as_str_name).collect();
         f.write_str(&names.join(","))
     }
+}
+
+/// Sets in `base` what `update` has set, whoever wants it.
+pub(crate) fn overlay_unclaimed(base: &mut LinuxResources, update: &LinuxResources) {
+    let mut nobody = Owners::default();
+    let by = Claimant::new("");
+    let mut ledger = Ledger { owners: &mut nobody, container: "", by };
+    // One claimant may do everything, and conflicts only with itself.
+    let _ = resources::overlay(&mut ledger, base, update);
 }
 
 /// The owners of one container, as one plugin changes them.

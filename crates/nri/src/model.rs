@@ -150,17 +150,20 @@ fn may_commit(event: Event) -> bool {
 }
 
 impl Pipeline {
-    /// Gives a request its place. It will visit the plugins that have joined by now and want
-    /// the event.
-    pub fn admit(&mut self, event: Event) -> (Place, Vec<Action>) {
-        let wanted = |lane: &LaneState| lane.takes_new() && lane.member.events.contains(event);
+    /// Gives a request its place. It will visit the plugins that have joined by now, want the
+    /// event and may see its object.
+    pub fn admit(&mut self, event: Event, sees: impl Fn(Lane) -> bool) -> (Place, Vec<Action>) {
+        let wanted = |lane: Lane, state: &LaneState| {
+            state.takes_new() && state.member.events.contains(event) && sees(lane)
+        };
         let route = self.in_order(wanted);
-        let validates = |lane: &LaneState| {
-            lane.takes_new()
-                && lane.member.events.contains(Event::ValidateContainerAdjustment)
+        let validates = |lane: Lane, state: &LaneState| {
+            state.takes_new()
+                && sees(lane)
+                && state.member.events.contains(Event::ValidateContainerAdjustment)
                 && match event {
                     Event::CreateContainer => true,
-                    Event::UpdateContainer => lane.member.validates_updates,
+                    Event::UpdateContainer => state.member.validates_updates,
                     _ => false,
                 }
         };
@@ -285,8 +288,8 @@ impl Pipeline {
         Place(self.next_place)
     }
 
-    fn in_order(&self, wanted: impl Fn(&LaneState) -> bool) -> Vec<Lane> {
-        let mut lanes: Vec<_> = self.lanes.iter().filter(|(_, state)| wanted(state)).collect();
+    fn in_order(&self, wanted: impl Fn(Lane, &LaneState) -> bool) -> Vec<Lane> {
+        let mut lanes: Vec<_> = self.lanes.iter().filter(|(lane, s)| wanted(**lane, s)).collect();
         // Those of one name come in the order in which they joined.
         lanes.sort_by(|(a, x), (b, y)| x.member.id.cmp(&y.member.id).then(a.cmp(b)));
         lanes.into_iter().map(|(lane, _)| *lane).collect()

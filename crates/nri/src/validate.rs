@@ -4,7 +4,7 @@
 //! It sees what all plugins together made of a creation, with the owner of every field, and
 //! accepts or names the offender. Pure.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use nri_wire::{
     api::{
@@ -73,6 +73,26 @@ impl fmt::Display for Rejection {
 }
 
 impl DefaultValidator {
+    /// Whether it could have anything to say about a pod with these annotations.
+    pub fn applies_to(&self, annotations: &BTreeMap<String, String>) -> bool {
+        let required = |key: &String| key.starts_with(REQUIRED_PLUGINS_ANNOTATION);
+        *self != Self::default() || annotations.keys().any(required)
+    }
+
+    /// Whether the pod, or one container of it, does without required plugins.
+    pub fn tolerates_missing(
+        &self,
+        annotations: &BTreeMap<String, String>,
+        container: &str,
+    ) -> Result<bool, Rejection> {
+        let Some(key) = &self.tolerate_missing_annotation else { return Ok(false) };
+        let Some(value) = effective_annotation(annotations, key, container) else {
+            return Ok(false);
+        };
+        let invalid = || Rejection::Annotation { key: key.clone(), value: value.to_owned() };
+        parse_bool(value).ok_or_else(invalid)
+    }
+
     pub fn check(&self, request: &ValidateContainerAdjustmentRequest) -> Result<(), Rejection> {
         let owners = Owners::from_wire(request.owners.clone().unwrap_or_default());
         let container = request.container.clone().unwrap_or_default();
@@ -135,23 +155,17 @@ impl DefaultValidator {
         request: &ValidateContainerAdjustmentRequest,
         container: &str,
     ) -> Result<(), Rejection> {
-        let none = std::collections::BTreeMap::new();
+        let none = BTreeMap::new();
         let annotations = request.pod.as_ref().map_or(&none, |pod| &pod.annotations);
-        let invalid = |key: &str, value: &str| Rejection::Annotation {
-            key: key.to_owned(),
-            value: value.to_owned(),
-        };
-        if let Some(key) = &self.tolerate_missing_annotation
-            && let Some(value) = effective_annotation(annotations, key, container)
-            && parse_bool(value).ok_or_else(|| invalid(key, value))?
-        {
+        if self.tolerates_missing(annotations, container)? {
             return Ok(());
         }
         let mut required = self.required_plugins.clone();
         let key = REQUIRED_PLUGINS_ANNOTATION;
         if let Some(value) = effective_annotation(annotations, key, container) {
-            let named: Vec<String> =
-                serde_saphyr::from_str(value).map_err(|_| invalid(key, value))?;
+            let invalid =
+                |_| Rejection::Annotation { key: key.to_owned(), value: value.to_owned() };
+            let named: Vec<String> = serde_saphyr::from_str(value).map_err(invalid)?;
             required.extend(named);
         }
         required.retain(|name| !request.plugins.iter().any(|plugin| is_called(plugin, name)));

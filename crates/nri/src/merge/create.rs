@@ -1,5 +1,7 @@
 //! Adjustments of a container that is being created.
 
+use std::sync::Arc;
+
 use nri_wire::api::{
     Container, ContainerAdjustment, CreateContainerResponse, Field, Hooks, LinuxContainer,
     LinuxContainerAdjustment, LinuxNamespace, LinuxRdt, LinuxResources, PosixRlimit,
@@ -32,7 +34,7 @@ use crate::owners::Owners;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Creation {
-    original: Container,
+    original: Arc<Container>,
     container: Container,
     merged: Merged,
 }
@@ -47,8 +49,9 @@ pub struct Merged {
 }
 
 impl Creation {
-    pub fn of(container: Container) -> Self {
-        Self { original: container.clone(), container, merged: Merged::default() }
+    pub fn of(container: impl Into<Arc<Container>>) -> Self {
+        let original = container.into();
+        Self { container: Container::clone(&original), original, merged: Merged::default() }
     }
 
     /// As adjusted so far: what the next plugin is asked about.
@@ -59,6 +62,15 @@ impl Creation {
     /// As it was before any plugin was asked: what validators see.
     pub fn original(&self) -> &Container {
         &self.original
+    }
+
+    /// Lends the container to a request; it comes back by [`Creation::put_back`].
+    pub(crate) fn lend(&mut self) -> Container {
+        std::mem::take(&mut self.container)
+    }
+
+    pub(crate) fn put_back(&mut self, container: Container) {
+        self.container = container;
     }
 
     pub fn merged(&self) -> &Merged {

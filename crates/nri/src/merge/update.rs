@@ -62,7 +62,7 @@ impl Updates {
         }
     }
 
-    fn push(&mut self, update: ContainerUpdate) {
+    pub(crate) fn push(&mut self, update: ContainerUpdate) {
         self.updates.push(update);
     }
 }
@@ -166,6 +166,11 @@ impl Updating {
 
     pub fn owners(&self) -> &Owners {
         &self.owners
+    }
+
+    /// What is to change besides the container itself.
+    pub fn others(&self) -> &Updates {
+        &self.others
     }
 
     pub fn merge(

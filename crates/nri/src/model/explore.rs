@@ -218,7 +218,7 @@ impl World {
     }
 
     fn request(&mut self, step: Step) {
-        let (place, actions) = self.pipeline.admit(step.event);
+        let (place, actions) = self.pipeline.admit(step.event, |_| true);
         match step.event {
             Event::StopContainer => self.objects.stop(step.object, place),
             Event::RemoveContainer => self.objects.remove(step.object, place),

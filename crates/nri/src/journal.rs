@@ -1,0 +1,60 @@
+//! What happened to a container at the hands of plugins, kept as long as the container.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use nri_wire::{
+    PluginId,
+    api::{ContainerAdjustment, LinuxResources},
+};
+use oci_spec::runtime as oci;
+
+use crate::owners::{FieldKey, Owners};
+
+/// Updates that are remembered per container; older ones are forgotten.
+const UPDATES: usize = 32;
+
+/// One container's story.
+#[derive(Clone, Debug, Default)]
+pub struct Journal {
+    /// The specification no plugin has touched.
+    pub original: Option<Arc<oci::Spec>>,
+    /// What each plugin answered to its creation, in order.
+    pub adjustments: Vec<Adjusted>,
+    pub owners: Owners,
+    /// What plugins changed later, oldest first.
+    pub updates: VecDeque<Updated>,
+}
+
+/// One plugin's answer.
+#[derive(Clone, Debug)]
+pub struct Adjusted {
+    pub plugin: PluginId,
+    pub took: Duration,
+    /// `None` where it asked for nothing.
+    pub adjust: Option<ContainerAdjustment>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Updated {
+    /// By whom, where it was one plugin; several are told apart by `owners`.
+    pub by: String,
+    pub resources: LinuxResources,
+    pub owners: Vec<(FieldKey, String)>,
+}
+
+impl Journal {
+    pub(crate) fn update(
+        &mut self,
+        by: &str,
+        container: &str,
+        resources: LinuxResources,
+        owners: &Owners,
+    ) {
+        if self.updates.len() == UPDATES {
+            self.updates.pop_front();
+        }
+        let of_this = owners.iter().filter(|(id, ..)| *id == container);
+        let owners = of_this.map(|(_, field, owner)| (field, owner.to_owned())).collect();
+        self.updates.push_back(Updated { by: by.to_owned(), resources, owners });
+    }
+}

@@ -1,0 +1,378 @@
+//! One live plugin, as it is called.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use nri_wire::{EventMask, PluginId, Trunk, api::*};
+use tokio::time::Instant;
+use ttrpc::{Code, Context, Metadata, Status};
+
+use crate::{
+    error::Silence,
+    metrics::Metrics,
+    settings::{OnFailure, PluginPolicy},
+};
+
+/// Where a plugin came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Started by us.
+    Launched { pid: u32 },
+    /// Connected to the socket.
+    External { pid: Option<u32>, uid: u32 },
+    /// Runs inside this process.
+    BuiltIn,
+}
+
+/// Whose objects a plugin sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// Of every domain that is not hidden.
+    Open,
+    /// Of this domain only.
+    Domain(String),
+}
+
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) id: PluginId,
+    pub(crate) origin: Origin,
+    pub(crate) scope: Scope,
+    pub(crate) events: EventMask,
+    /// It subscribed by not saying anything.
+    pub(crate) by_default: bool,
+    pub(crate) since: Instant,
+    pub(crate) trunk: Trunk,
+    client: PluginClient,
+    treatment: ArcSwap<Treatment>,
+    metrics: Metrics,
+    /// It knows the old form of events only.
+    old_events: AtomicBool,
+    no_validator: AtomicBool,
+    strikes: AtomicU32,
+}
+
+/// Its policy, and the time it has for an answer.
+#[derive(Clone, Debug)]
+pub(crate) struct Treatment {
+    pub(crate) policy: PluginPolicy,
+    pub(crate) limit: Duration,
+}
+
+/// What [`Peer::new`] needs to know.
+#[derive(Debug)]
+pub(crate) struct Introduction {
+    pub(crate) id: PluginId,
+    pub(crate) origin: Origin,
+    pub(crate) scope: Scope,
+    pub(crate) events: EventMask,
+    pub(crate) by_default: bool,
+    pub(crate) treatment: Treatment,
+}
+
+/// Why a call brought no answer that counts.
+#[derive(Clone, Debug)]
+pub(crate) enum Failure {
+    Refused(Status),
+    Silent(Silence),
+}
+
+/// What a failure means for the request it happened in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Consequence {
+    FailRequest,
+    GoOn,
+}
+
+type Call<T> = Result<T, Failure>;
+
+impl Peer {
+    pub(crate) fn new(
+        intro: Introduction,
+        client: PluginClient,
+        trunk: Trunk,
+        metrics: Metrics,
+    ) -> Self {
+        let Introduction { id, origin, scope, events, by_default, treatment } = intro;
+        Self {
+            id,
+            origin,
+            scope,
+            events,
+            by_default,
+            since: Instant::now(),
+            trunk,
+            client,
+            treatment: ArcSwap::from_pointee(treatment),
+            metrics,
+            old_events: AtomicBool::new(false),
+            no_validator: AtomicBool::new(false),
+            strikes: AtomicU32::new(0),
+        }
+    }
+
+    pub(crate) fn treatment(&self) -> arc_swap::Guard<std::sync::Arc<Treatment>> {
+        self.treatment.load()
+    }
+
+    pub(crate) fn treat(&self, treatment: Treatment) {
+        self.treatment.store(std::sync::Arc::new(treatment));
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.trunk.is_closed()
+    }
+
+    pub(crate) fn strikes(&self) -> u32 {
+        self.strikes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn sees(&self, domain: &str, hidden: bool) -> bool {
+        match &self.scope {
+            Scope::Open => !hidden,
+            Scope::Domain(own) => own == domain,
+        }
+    }
+
+    /// What the failure means, by the plugin's policy.
+    pub(crate) fn consequence(&self, failure: &Failure) -> Consequence {
+        match (self.treatment().policy.on_failure(), failure) {
+            (Some(OnFailure::Ignore), _) | (None, Failure::Silent(_)) => Consequence::GoOn,
+            (Some(OnFailure::Fail), _) | (None, Failure::Refused(_)) => Consequence::FailRequest,
+        }
+    }
+
+    /// Whether the failure is the last the plugin was allowed.
+    pub(crate) fn is_struck_out(&self, failure: &Failure) -> bool {
+        match failure {
+            Failure::Refused(_) => false,
+            Failure::Silent(Silence::Slow) => {
+                self.strikes() >= self.treatment().policy.strikes.get()
+            }
+            Failure::Silent(Silence::Gone | Silence::Call(_)) => true,
+        }
+    }
+
+    // === calls ===
+
+    /// An event whose answer is empty. `change` comes back as it was.
+    pub(crate) async fn event(&self, change: &mut StateChangeEvent, trace: &Metadata) -> Call<()> {
+        let event = change.event();
+        if self.old_events.load(Ordering::Relaxed) {
+            return self.state_change(change, trace).await;
+        }
+        macro_rules! call {
+            ($request:ident { $($part:ident),+ }, $method:ident) => {{
+                let request = $request { $($part: change.$part.take()),+ };
+                let answer = self.timed(event.method(), trace, async |ctx: Context| {
+                    self.client.$method(&ctx, &request).await
+                });
+                let answer = answer.await.map(drop);
+                $(change.$part = request.$part;)+
+                answer
+            }};
+        }
+        let answer = match event {
+            Event::RunPodSandbox => call!(RunPodSandboxRequest { pod }, run_pod_sandbox),
+            Event::PostUpdatePodSandbox => {
+                call!(PostUpdatePodSandboxRequest { pod }, post_update_pod_sandbox)
+            }
+            Event::StopPodSandbox => call!(StopPodSandboxRequest { pod }, stop_pod_sandbox),
+            Event::RemovePodSandbox => call!(RemovePodSandboxRequest { pod }, remove_pod_sandbox),
+            Event::PostCreateContainer => {
+                call!(PostCreateContainerRequest { pod, container }, post_create_container)
+            }
+            Event::StartContainer => {
+                call!(StartContainerRequest { pod, container }, start_container)
+            }
+            Event::PostStartContainer => {
+                call!(PostStartContainerRequest { pod, container }, post_start_container)
+            }
+            Event::PostUpdateContainer => {
+                call!(PostUpdateContainerRequest { pod, container }, post_update_container)
+            }
+            Event::RemoveContainer => {
+                call!(RemoveContainerRequest { pod, container }, remove_container)
+            }
+            _ => return self.state_change(change, trace).await,
+        };
+        match answer {
+            Err(Failure::Refused(status)) if status.code == Code::Unimplemented => {
+                let answer = self.state_change(change, trace).await;
+                if answer.is_ok() {
+                    tracing::info!(plugin = %self.id, "plugin takes events by StateChange only");
+                    self.old_events.store(true, Ordering::Relaxed);
+                }
+                answer
+            }
+            answer => answer,
+        }
+    }
+
+    async fn state_change(&self, change: &StateChangeEvent, trace: &Metadata) -> Call<()> {
+        let operation = change.event().method();
+        let call = async |ctx: Context| self.client.state_change(&ctx, change).await;
+        self.timed(operation, trace, call).await.map(drop)
+    }
+
+    pub(crate) async fn update_pod(
+        &self,
+        request: &UpdatePodSandboxRequest,
+        trace: &Metadata,
+    ) -> Call<()> {
+        let call = async |ctx: Context| self.client.update_pod_sandbox(&ctx, request).await;
+        let answer = self.timed(Event::UpdatePodSandbox.method(), trace, call).await;
+        match answer {
+            // As it subscribed to everything it may not even know the event.
+            Err(Failure::Refused(status))
+                if status.code == Code::Unimplemented && self.by_default =>
+            {
+                Ok(())
+            }
+            answer => answer.map(drop),
+        }
+    }
+
+    pub(crate) async fn create(
+        &self,
+        request: &CreateContainerRequest,
+        trace: &Metadata,
+    ) -> Call<CreateContainerResponse> {
+        let operation = Event::CreateContainer.method();
+        let call = async |ctx: Context| self.client.create_container(&ctx, request).await;
+        let answer = self.timed(operation, trace, call).await?;
+        self.metrics.asked_for(&self.id, operation, answer.update.len(), answer.evict.len());
+        Ok(answer)
+    }
+
+    pub(crate) async fn update(
+        &self,
+        request: &UpdateContainerRequest,
+        trace: &Metadata,
+    ) -> Call<UpdateContainerResponse> {
+        let operation = Event::UpdateContainer.method();
+        let call = async |ctx: Context| self.client.update_container(&ctx, request).await;
+        let answer = self.timed(operation, trace, call).await?;
+        self.metrics.asked_for(&self.id, operation, answer.update.len(), answer.evict.len());
+        Ok(answer)
+    }
+
+    pub(crate) async fn stop(
+        &self,
+        request: &StopContainerRequest,
+        trace: &Metadata,
+    ) -> Call<StopContainerResponse> {
+        let operation = Event::StopContainer.method();
+        let call = async |ctx: Context| self.client.stop_container(&ctx, request).await;
+        let answer = self.timed(operation, trace, call).await?;
+        self.metrics.asked_for(&self.id, operation, answer.update.len(), 0);
+        Ok(answer)
+    }
+
+    /// `Ok(None)` is agreement, `Ok(Some(reason))` a rejection.
+    pub(crate) async fn validate(
+        &self,
+        request: &ValidateContainerAdjustmentRequest,
+        trace: &Metadata,
+    ) -> Call<Option<String>> {
+        if self.no_validator.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let operation = Event::ValidateContainerAdjustment.method();
+        let call =
+            async |ctx: Context| self.client.validate_container_adjustment(&ctx, request).await;
+        match self.timed(operation, trace, call).await {
+            // Subscribed to everything by saying nothing: it never meant to validate.
+            Err(Failure::Refused(status))
+                if status.code == Code::Unimplemented && self.by_default =>
+            {
+                self.no_validator.store(true, Ordering::Relaxed);
+                Ok(None)
+            }
+            Ok(answer) if answer.reject && answer.reason.is_empty() => {
+                Ok(Some("unknown rejection reason".to_owned()))
+            }
+            Ok(answer) => Ok(answer.reject.then_some(answer.reason)),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// One part of a synchronisation, in the time that is left for all of it.
+    pub(crate) async fn synchronize(
+        &self,
+        request: &SynchronizeRequest,
+        left: Duration,
+    ) -> Result<SynchronizeResponse, ttrpc::Error> {
+        let begun = Instant::now();
+        let answer = self.client.synchronize(&Context::timeout(left), request).await;
+        // A part that is too large was never sent.
+        if !matches!(answer, Err(ttrpc::Error::Oversize(_))) {
+            let error = answer.as_ref().err();
+            self.metrics.called(&self.id, "Synchronize", begun.elapsed(), error);
+        }
+        if let Ok(answer) = &answer {
+            self.metrics.asked_for(&self.id, "Synchronize", answer.update.len(), 0);
+        }
+        answer
+    }
+
+    pub(crate) async fn shutdown(&self, limit: Duration) {
+        let _ = self.client.shutdown(&Context::timeout(limit), &Empty {}).await;
+    }
+
+    async fn timed<T>(
+        &self,
+        operation: &'static str,
+        trace: &Metadata,
+        call: impl AsyncFnOnce(Context) -> Result<T, ttrpc::Error>,
+    ) -> Call<T> {
+        if self.is_gone() {
+            return Err(Failure::Silent(Silence::Gone));
+        }
+        let limit = self.treatment().limit;
+        let begun = Instant::now();
+        let ctx = Context { metadata: trace.clone(), timeout: Some(limit) };
+        let answer = call(ctx).await;
+        let took = begun.elapsed();
+        self.metrics.called(&self.id, operation, took, answer.as_ref().err());
+        match answer {
+            Ok(answer) => {
+                self.strikes.store(0, Ordering::Relaxed);
+                Ok(answer)
+            }
+            Err(error) => {
+                let failure = Failure::of(error, took, limit);
+                if let Failure::Silent(Silence::Slow) = failure {
+                    self.strikes.fetch_add(1, Ordering::Relaxed);
+                    self.metrics.strike(&self.id);
+                }
+                Err(failure)
+            }
+        }
+    }
+}
+
+impl Failure {
+    fn of(error: ttrpc::Error, took: Duration, limit: Duration) -> Self {
+        // A plugin that gives up at its limit is as slow as one that we give up on; which of
+        // the two clocks is first must not matter.
+        let near = limit.mul_f64(0.95);
+        match error {
+            ttrpc::Error::Timeout => Self::Silent(Silence::Slow),
+            ttrpc::Error::Status(status)
+                if status.code == Code::DeadlineExceeded && took >= near =>
+            {
+                Self::Silent(Silence::Slow)
+            }
+            ttrpc::Error::Status(status) => Self::Refused(status),
+            // It did answer, if only nonsense, or could not be asked at all.
+            error @ (ttrpc::Error::Decode(_) | ttrpc::Error::Oversize(_)) => {
+                Self::Refused(Status::new(error.code(), error.to_string()))
+            }
+            error => Self::Silent(Silence::Call(error)),
+        }
+    }
+}

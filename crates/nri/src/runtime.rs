@@ -1,0 +1,341 @@
+//! The live side: plugins come and go, requests pass through them.
+//!
+//! ```text
+//!   engine --> Nri::create_container --.                     .-- join: register, configure,
+//!                                       > State (one lock) <        synchronise
+//!   plugin calls end, turns are given -'   Pipeline,         '-- leave
+//!                                          Registry
+//! ```
+//!
+//! One lock holds the model and the registry; it is held for the lines in which the model
+//! decides and never during a call. Each request is flown by a task of its own ([`flight`]),
+//! which does what the model gives it a turn for and reports back. Its caller only waits: a
+//! caller that goes away or has no time left is answered at once, and what it began is
+//! undone.
+//!
+//! **Invariants:** `state.flights` and the model's requests are the same set. An object is in
+//! the registry from the moment its creation leaves the pipeline, in the same critical
+//! section, so that no join falls between the two.
+
+mod changes;
+mod dispatch;
+mod flight;
+mod join;
+mod launch;
+mod listen;
+mod requests;
+mod sync;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use nri_wire::{EventMask, PluginId, api};
+use parking_lot::{Mutex, RwLock};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::{Semaphore, watch},
+    time::Instant,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+pub use join::JoinError;
+pub use launch::LaunchError;
+pub use requests::{Ask, Created};
+
+use self::{flight::Flight, join::Arrival};
+use crate::{
+    domain::Domain,
+    journal::Journal,
+    metrics::Metrics,
+    model::{Lane, Pipeline, Place},
+    object::{Container, Pod, State as ContainerState},
+    peer::{Origin, Peer, Scope},
+    registry::Table,
+    settings::{Settings, SettingsError},
+};
+
+/// Requests on their way, those nobody waits for included. One more waits for room before it
+/// gets its place.
+const MAX_IN_FLIGHT: usize = 4096;
+
+/// How long a plugin has to answer `Shutdown`.
+const SHUTDOWN: Duration = Duration::from_secs(1);
+
+/// The plugins of a runtime. Clones share them.
+///
+/// ```
+/// use std::sync::Arc;
+/// use nri::{Ask, Nri, Pod, RuntimeInfo, Settings};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let settings = Settings { socket: None, plugin_dirs: vec![], ..Settings::default() };
+/// let nri = Nri::new(settings, RuntimeInfo::new("example", "1.0"))?;
+/// nri.start().await?;
+/// let pod = Pod { domain: "k8s.io".into(), id: "p0".into(), ..Pod::default() };
+/// nri.run_pod(&pod, &Ask::default()).await?;
+/// nri.stop_pod(&pod, &Ask::default()).await?;
+/// nri.remove_pod(&pod).await;
+/// nri.shutdown().await;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Nri {
+    shared: Arc<Shared>,
+}
+
+/// Who we are, as plugins are told.
+#[derive(Clone, Debug)]
+pub struct RuntimeInfo {
+    pub name: String,
+    pub version: String,
+}
+
+/// One plugin, for people.
+#[derive(Clone, Debug)]
+pub struct PluginStatus {
+    pub id: PluginId,
+    pub origin: Origin,
+    pub events: EventMask,
+    /// Knows all that exists and is asked.
+    pub active: bool,
+    pub age: Duration,
+    /// Answers it owes, in a row.
+    pub strikes: u32,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    #[error("listen for plugins on {path:?}")]
+    Listen {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+pub(crate) struct Shared {
+    state: Mutex<State>,
+    settings: ArcSwap<Settings>,
+    info: RuntimeInfo,
+    metrics: Metrics,
+    domains: RwLock<BTreeMap<String, Arc<dyn Domain>>>,
+    /// One set of changes at a time, so that what is put back is what was there.
+    changes: tokio::sync::Mutex<()>,
+    room: Arc<Semaphore>,
+    /// Counts the comings and goings of active plugins.
+    members: watch::Sender<u64>,
+    services: Mutex<Services>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+/// What runs by the settings, to be changed with them.
+#[derive(Default)]
+struct Services {
+    listeners: BTreeMap<PathBuf, listen::Listener>,
+    launched: BTreeMap<PathBuf, launch::Launched>,
+}
+
+#[derive(Default)]
+struct State {
+    pipeline: Pipeline,
+    pods: Table<PodRecord>,
+    containers: Table<ContainerRecord>,
+    flights: HashMap<Place, Flight>,
+    peers: BTreeMap<Lane, Arc<Peer>>,
+    active: BTreeSet<Lane>,
+    /// Those who wait for a plugin to be synchronised.
+    syncing: HashMap<Lane, tokio::sync::oneshot::Sender<Result<(), JoinError>>>,
+    journals: HashMap<String, Journal>,
+}
+
+#[derive(Debug)]
+pub(crate) struct PodRecord {
+    domain: String,
+    wire: Arc<api::PodSandbox>,
+}
+
+#[derive(Debug)]
+pub(crate) struct ContainerRecord {
+    domain: String,
+    wire: Arc<api::Container>,
+}
+
+impl RuntimeInfo {
+    pub fn new(name: impl Into<String>, version: impl Into<String>) -> Self {
+        Self { name: name.into(), version: version.into() }
+    }
+}
+
+impl Nri {
+    /// Starts nothing yet.
+    pub fn new(settings: Settings, info: RuntimeInfo) -> Result<Self, SettingsError> {
+        settings.check()?;
+        let shared = Shared {
+            state: Mutex::default(),
+            settings: ArcSwap::from_pointee(settings),
+            info,
+            metrics: Metrics::default(),
+            domains: RwLock::default(),
+            changes: tokio::sync::Mutex::default(),
+            room: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
+            members: watch::Sender::new(0),
+            services: Mutex::default(),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    pub fn metrics(&self) -> &Metrics {
+        &self.shared.metrics
+    }
+
+    /// Makes a front end's containers known: those that exist, and how they are changed.
+    /// Before [`Nri::start`], or plugins are not told of them.
+    pub fn add_domain(
+        &self,
+        domain: Arc<dyn Domain>,
+        pods: &[(Pod, ContainerState)],
+        containers: &[Container],
+    ) {
+        let name = domain.name().to_owned();
+        let mut state = self.shared.state.lock();
+        for (pod, pod_state) in pods {
+            let record = PodRecord { domain: name.clone(), wire: Arc::new(pod.to_wire()) };
+            let stopped = *pod_state == ContainerState::Stopped;
+            state.pods.seed(&pod.id, Arc::new(record), stopped);
+        }
+        for container in containers {
+            let record =
+                ContainerRecord { domain: name.clone(), wire: Arc::new(container.to_wire()) };
+            let stopped = container.state == ContainerState::Stopped;
+            state.containers.seed(&container.id, Arc::new(record), stopped);
+        }
+        drop(state);
+        self.shared.domains.write().insert(name, domain);
+    }
+
+    /// Listens, starts plugins and waits until each of them has joined or failed. Plugins
+    /// that fail are reported and left out; only a socket that cannot be bound is an error.
+    ///
+    /// Not cancel safe: some plugins may be started and others not.
+    pub async fn start(&self) -> Result<(), StartError> {
+        let settings = self.shared.settings.load_full();
+        if !settings.enabled {
+            return Ok(());
+        }
+        listen::follow(&self.shared, &settings)?;
+        launch::follow(&self.shared, &settings).await;
+        Ok(())
+    }
+
+    /// Runs by other settings from now on. They are checked first; then sockets are opened
+    /// and closed, programs started and ended, and policies changed. A plugin whose program,
+    /// configuration and socket are the same keeps its connection.
+    ///
+    /// Not cancel safe: what has been changed so far stays.
+    pub async fn reload(&self, settings: Settings) -> Result<(), StartError> {
+        settings.check()?;
+        let settings = Arc::new(settings);
+        listen::follow(&self.shared, &settings)?;
+        self.shared.settings.store(Arc::clone(&settings));
+        for peer in self.shared.state.lock().peers.values() {
+            peer.treat(join::treatment(&settings, &peer.id));
+        }
+        if !settings.enabled {
+            self.close_plugins().await;
+        }
+        launch::follow(&self.shared, &settings).await;
+        Ok(())
+    }
+
+    /// Takes in a plugin that runs inside this process and speaks over `io`. Returns when it
+    /// is synchronised; it is part of the set until either side closes.
+    ///
+    /// Not cancel safe: dropping it may leave the plugin in the set or not.
+    pub async fn attach<T>(&self, id: PluginId, config: &str, io: T) -> Result<(), JoinError>
+    where
+        T: AsyncRead + AsyncWrite + Send + 'static,
+    {
+        let arrival = Arrival {
+            id: Some(id),
+            config: config.to_owned(),
+            origin: Origin::BuiltIn,
+            scope: Scope::Open,
+        };
+        let peer = join::join(&self.shared, io, arrival).await?;
+        let shared = Arc::clone(&self.shared);
+        self.shared.tasks.spawn(async move { join::stay(&shared, peer).await });
+        Ok(())
+    }
+
+    /// Who is there, in the order in which they are asked.
+    pub fn plugins(&self) -> Vec<PluginStatus> {
+        let state = self.shared.state.lock();
+        let mut plugins: Vec<_> = state
+            .peers
+            .iter()
+            .filter(|(_, peer)| !peer.is_gone())
+            .map(|(lane, peer)| PluginStatus {
+                id: peer.id.clone(),
+                origin: peer.origin.clone(),
+                events: peer.events,
+                active: state.active.contains(lane),
+                age: Instant::now().saturating_duration_since(peer.since),
+                strikes: peer.strikes(),
+            })
+            .collect();
+        plugins.sort_by(|a, b| a.id.cmp(&b.id));
+        plugins
+    }
+
+    /// What plugins did to a container.
+    pub fn journal(&self, container: &str) -> Option<Journal> {
+        self.shared.state.lock().journals.get(container).cloned()
+    }
+
+    /// Tells plugins that we stop, closes their connections and ends those we started.
+    /// Containers are not touched. Requests from here on fail.
+    ///
+    /// Not cancel safe: call it again to finish.
+    pub async fn shutdown(&self) {
+        self.shared.room.close();
+        self.shared.stop.cancel();
+        self.close_plugins().await;
+        let services = std::mem::take(&mut *self.shared.services.lock());
+        drop(services);
+        self.shared.tasks.close();
+        self.shared.tasks.wait().await;
+    }
+
+    async fn close_plugins(&self) {
+        let peers: Vec<_> = self.shared.state.lock().peers.values().cloned().collect();
+        let goodbyes = peers.iter().map(|peer| async {
+            peer.shutdown(SHUTDOWN).await;
+            peer.trunk.close();
+        });
+        futures_util::future::join_all(goodbyes).await;
+    }
+}
+
+impl Shared {
+    fn is_hidden(&self, domain: &str) -> bool {
+        let settings = self.settings.load();
+        settings.domains.get(domain).is_some_and(|domain| domain.hidden)
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Nri").field("info", &self.info).finish_non_exhaustive()
+    }
+}

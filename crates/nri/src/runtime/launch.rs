@@ -1,0 +1,377 @@
+//! Plugins that we start: found in directories, given a socket, watched and started again.
+//!
+//! ```text
+//!   found --> started --> joined --> gone --.
+//!                ^          `-> failed --.   |
+//!                `---- backoff <---------'<--'
+//! ```
+//!
+//! A plugin gets one end of a socket pair as descriptor 3, three variables that say so, and
+//! nothing else of ours. One bad file in a directory costs itself only.
+
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    ffi::OsString,
+    fs, io,
+    io::Read,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::Arc,
+    time::Duration,
+};
+
+use command_fds::{CommandFdExt, FdMapping};
+use nri_wire::{IdentityError, PluginId, defaults};
+use tokio::{
+    net::UnixStream,
+    process::{Child, Command},
+    sync::oneshot,
+    time::{Instant, sleep},
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tracing::{error, info, warn};
+
+use super::{
+    SHUTDOWN, Shared,
+    join::{self, Arrival, JoinError},
+};
+use crate::{
+    peer::{Origin, Scope},
+    settings::{Backoff, Settings},
+};
+
+/// The descriptor a plugin finds its socket at.
+const SOCKET_FD: i32 = 3;
+/// How every WebAssembly module of version 1 begins.
+const WASM: [u8; 8] = *b"\0asm\x01\0\0\0";
+/// A plugin that lived this long starts again without delay.
+const SETTLED: Duration = Duration::from_secs(60);
+
+/// Why a file in a plugin directory is not a plugin of ours.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    #[error("list plugins in {path:?}")]
+    List {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("plugin {path:?}")]
+    Name {
+        path: PathBuf,
+        #[source]
+        source: IdentityError,
+    },
+    #[error("plugin {0:?}: its name is no text")]
+    NotText(OsString),
+    #[error("look at plugin {path:?}")]
+    Look {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("plugin {0:?} is WebAssembly, which is not supported")]
+    Wasm(PathBuf),
+    #[error("read configuration {path:?}")]
+    Config {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("start plugin {path:?}")]
+    Start {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A program to be started.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Found {
+    id: PluginId,
+    path: PathBuf,
+    config: String,
+    scope: Scope,
+}
+
+/// A program that is kept running; dropping it ends the program.
+pub(super) struct Launched {
+    found: Found,
+    _running: DropGuard,
+}
+
+/// Starts and ends programs so that those of the settings run, and waits until each new one
+/// has joined or failed once.
+pub(super) async fn follow(shared: &Arc<Shared>, settings: &Arc<Settings>) {
+    let asked = Arc::clone(settings);
+    let found = tokio::task::spawn_blocking(move || discover_all(&asked)).await;
+    let (found, errors) = found.unwrap_or_default();
+    for error in errors {
+        error!(error = &error as &dyn std::error::Error, "plugin is left out");
+    }
+    let mut first_attempts = Vec::new();
+    {
+        let mut services = shared.services.lock();
+        let wanted: BTreeMap<_, _> = found.into_iter().map(|f| (f.path.clone(), f)).collect();
+        services.launched.retain(|path, have| wanted.get(path) == Some(&have.found));
+        for (path, found) in wanted {
+            if let Entry::Vacant(free) = services.launched.entry(path) {
+                let (launched, first) = keep_running(shared, found);
+                free.insert(launched);
+                first_attempts.push(first);
+            }
+        }
+    }
+    for first in first_attempts {
+        let _ = first.await;
+    }
+}
+
+// === finding ===
+
+fn discover_all(settings: &Settings) -> (Vec<Found>, Vec<LaunchError>) {
+    let (mut found, mut errors) = (Vec::new(), Vec::new());
+    if !settings.enabled {
+        return (found, errors);
+    }
+    let open = (&settings.plugin_dirs, &settings.config_dirs, Scope::Open);
+    let own = settings.domains.iter().map(|(name, domain)| {
+        (&domain.plugin_dirs, &domain.config_dirs, Scope::Domain(name.clone()))
+    });
+    for (dirs, configs, scope) in std::iter::once(open).chain(own) {
+        for dir in dirs {
+            discover(dir, configs, &scope, &mut found, &mut errors);
+        }
+    }
+    (found, errors)
+}
+
+fn discover(
+    dir: &Path,
+    configs: &[PathBuf],
+    scope: &Scope,
+    found: &mut Vec<Found>,
+    errors: &mut Vec<LaunchError>,
+) {
+    let list = |source| LaunchError::List { path: dir.to_owned(), source };
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        // Nobody has installed a plugin.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+        Err(error) => return errors.push(list(error)),
+    };
+    for entry in entries {
+        match entry.map_err(list).and_then(|entry| examine(&entry.path(), configs, scope)) {
+            Ok(plugin) => found.extend(plugin),
+            Err(error) => errors.push(error),
+        }
+    }
+}
+
+/// `None` for what does not look like a plugin: directories and files nobody may execute.
+fn examine(path: &Path, configs: &[PathBuf], scope: &Scope) -> Result<Option<Found>, LaunchError> {
+    let look = |source| LaunchError::Look { path: path.to_owned(), source };
+    let kind = fs::symlink_metadata(path).map_err(look)?;
+    if kind.is_dir() || kind.permissions().mode() & 0o111 == 0 {
+        return Ok(None);
+    }
+    let name = path.file_name().unwrap_or_default();
+    let name = name.to_str().ok_or_else(|| LaunchError::NotText(name.to_owned()))?;
+    let id: PluginId =
+        name.parse().map_err(|source| LaunchError::Name { path: path.to_owned(), source })?;
+    let mut start = Vec::new();
+    fs::File::open(path).and_then(|f| f.take(8).read_to_end(&mut start)).map_err(look)?;
+    if start == WASM {
+        return Err(LaunchError::Wasm(path.to_owned()));
+    }
+    let config = configuration(&id, configs)?;
+    Ok(Some(Found { id, path: path.to_owned(), config, scope: scope.clone() }))
+}
+
+/// The first there is of `NN-name.conf` and `name.conf`, directory by directory.
+fn configuration(id: &PluginId, dirs: &[PathBuf]) -> Result<String, LaunchError> {
+    for dir in dirs {
+        for name in [format!("{id}.conf"), format!("{}.conf", id.name())] {
+            let path = dir.join(name);
+            match fs::read_to_string(&path) {
+                Ok(text) => return Ok(text),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(source) => return Err(LaunchError::Config { path, source }),
+            }
+        }
+    }
+    Ok(String::new())
+}
+
+// === running ===
+
+fn keep_running(shared: &Arc<Shared>, found: Found) -> (Launched, oneshot::Receiver<()>) {
+    let (tried, first) = oneshot::channel();
+    let stop = shared.stop.child_token();
+    let supervision = supervise(Arc::clone(shared), found.clone(), stop.clone(), tried);
+    shared.tasks.spawn(supervision);
+    (Launched { found, _running: stop.drop_guard() }, first)
+}
+
+async fn supervise(
+    shared: Arc<Shared>,
+    found: Found,
+    stop: CancellationToken,
+    tried: oneshot::Sender<()>,
+) {
+    let mut tried = Some(tried);
+    let mut attempt = 0;
+    loop {
+        let begun = Instant::now();
+        run_once(&shared, &found, &stop, &mut tried).await;
+        drop(tried.take());
+        let policy = shared.settings.load().policy(&found.id);
+        let Some(backoff) = policy.restart else { return };
+        attempt = if begun.elapsed() >= SETTLED { 0 } else { attempt + 1 };
+        let pause = backoff.pause(attempt);
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = sleep(pause) => {}
+        }
+        info!(plugin = %found.id, attempt, "starting plugin again");
+    }
+}
+
+impl Backoff {
+    /// Before the given attempt; the first is not waited for.
+    fn pause(&self, attempt: u32) -> Duration {
+        match attempt.checked_sub(1) {
+            None => Duration::ZERO,
+            Some(doublings) => {
+                let factor = 2_u32.checked_pow(doublings).unwrap_or(u32::MAX);
+                self.first.saturating_mul(factor).min(self.most)
+            }
+        }
+    }
+}
+
+/// One life of the plugin, from its start to the end of its process.
+async fn run_once(
+    shared: &Arc<Shared>,
+    found: &Found,
+    stop: &CancellationToken,
+    tried: &mut Option<oneshot::Sender<()>>,
+) {
+    let plugin = &found.id;
+    let (mut child, socket) = match start(found) {
+        Ok(started) => started,
+        Err(error) => {
+            return error!(error = &error as &dyn std::error::Error, "plugin does not start");
+        }
+    };
+    shared.metrics.started(plugin);
+    let origin = Origin::Launched { pid: child.id().unwrap_or_default() };
+    let (id, config) = (Some(plugin.clone()), found.config.clone());
+    let arrival = Arrival { id, config, origin, scope: found.scope.clone() };
+    let joined = tokio::select! {
+        joined = join::join(shared, socket, arrival) => joined,
+        () = stop.cancelled() => Err(JoinError::Closed),
+    };
+    match joined {
+        Ok(peer) => {
+            drop(tried.take());
+            tokio::select! {
+                () = join::stay(shared, Arc::clone(&peer)) => {}
+                () = stop.cancelled() => {
+                    peer.shutdown(SHUTDOWN).await;
+                    shared.leave(&peer);
+                }
+            }
+        }
+        Err(error) => {
+            warn!(%plugin, error = &error as &dyn std::error::Error, "plugin did not join")
+        }
+    }
+    // Also what has ended has to be waited for.
+    if let Err(error) = child.kill().await {
+        warn!(%plugin, %error, "end the plugin's process");
+    }
+}
+
+fn start(found: &Found) -> Result<(Child, UnixStream), LaunchError> {
+    let fail = |source| LaunchError::Start { path: found.path.clone(), source };
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(fail)?;
+    ours.set_nonblocking(true).map_err(fail)?;
+    let ours = UnixStream::from_std(ours).map_err(fail)?;
+    let mut command = std::process::Command::new(&found.path);
+    command
+        .env_clear()
+        .env(defaults::NAME_ENV, found.id.name())
+        .env(defaults::INDEX_ENV, found.id.index())
+        .env(defaults::SOCKET_ENV, SOCKET_FD.to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let mapping = FdMapping { parent_fd: theirs.into(), child_fd: SOCKET_FD };
+    command
+        .fd_mappings(vec![mapping])
+        .map_err(|_| fail(io::Error::other("descriptors collide")))?;
+    let child = Command::from(command).kill_on_drop(true).spawn().map_err(fail)?;
+    Ok((child, ours))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_from_the_second_attempt_on() {
+        let backoff = Backoff { first: Duration::from_secs(1), most: Duration::from_secs(5) };
+        let pauses: Vec<_> = (0..6).map(|attempt| backoff.pause(attempt).as_secs()).collect();
+        assert_eq!(pauses, [0, 1, 2, 4, 5, 5]);
+        assert_eq!(backoff.pause(u32::MAX).as_secs(), 5);
+    }
+
+    #[test]
+    fn a_bad_file_costs_itself_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let conf = tempfile::tempdir().unwrap();
+        let put = |name: &str, mode: u32, content: &[u8]| {
+            let path = dir.path().join(name);
+            fs::write(&path, content).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        put("10-good", 0o755, b"#!/bin/sh\n");
+        put("20-other", 0o700, b"#!/bin/sh\n");
+        put("30-plain", 0o644, b"text");
+        put("badname", 0o755, b"#!/bin/sh\n");
+        put("5-short", 0o755, b"#!/bin/sh\n");
+        put("40-wasm", 0o755, &WASM);
+        put("50-config", 0o755, b"#!/bin/sh\n");
+        fs::create_dir(dir.path().join("60-dir")).unwrap();
+        fs::write(conf.path().join("10-good.conf"), "long").unwrap();
+        fs::write(conf.path().join("good.conf"), "short").unwrap();
+        fs::write(conf.path().join("other.conf"), "other").unwrap();
+        fs::create_dir(conf.path().join("config.conf")).unwrap();
+        let settings = Settings {
+            plugin_dirs: vec![dir.path().to_owned(), dir.path().join("absent")],
+            config_dirs: vec![conf.path().to_owned()],
+            ..Settings::default()
+        };
+        let (mut found, errors) = discover_all(&settings);
+        found.sort_by(|a, b| a.id.cmp(&b.id));
+        let got: Vec<_> = found.iter().map(|f| (f.id.to_string(), f.config.as_str())).collect();
+        assert_eq!(got, [("10-good".to_owned(), "long"), ("20-other".to_owned(), "other")]);
+        let mut kinds: Vec<_> = errors
+            .iter()
+            .map(|error| match error {
+                LaunchError::Name { .. } => "name",
+                LaunchError::Wasm(_) => "wasm",
+                LaunchError::Config { .. } => "config",
+                _ => "other",
+            })
+            .collect();
+        kinds.sort_unstable();
+        assert_eq!(kinds, ["config", "name", "name", "wasm"]);
+        assert_eq!(discover_all(&Settings::off()).0, []);
+    }
+}

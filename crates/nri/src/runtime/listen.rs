@@ -1,0 +1,172 @@
+//! External plugins: sockets they connect to.
+//!
+//! The directory of a socket is made for its owner alone: that is the only access control
+//! the protocol has. Every connection is taken in by a task of its own.
+
+use std::{
+    fs, io,
+    os::unix::fs::{DirBuilderExt, FileTypeExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags},
+    process::{Pid, PidfdFlags, pidfd_open},
+};
+use tokio::{
+    net::{UnixListener, UnixStream},
+    sync::Semaphore,
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tracing::{debug, warn};
+
+use super::{
+    Shared, StartError,
+    join::{self, Arrival},
+};
+use crate::{
+    peer::{Origin, Scope},
+    settings::Settings,
+};
+
+/// Connections of one socket that have not registered yet. One more is closed at once.
+const MAX_SILENT: usize = 256;
+
+/// An open socket; dropping it closes it. Plugins that came by it stay.
+pub(super) struct Listener {
+    path: PathBuf,
+    scope: Scope,
+    _accepting: DropGuard,
+}
+
+/// Opens and closes sockets so that those of the settings are open. Opens first: a socket
+/// that cannot be opened changes nothing.
+pub(super) fn follow(shared: &Arc<Shared>, settings: &Settings) -> Result<(), StartError> {
+    let wanted = wanted(settings);
+    let mut services = shared.services.lock();
+    let mut opened = Vec::new();
+    for (path, scope) in &wanted {
+        let open = services.listeners.get(path).is_some_and(|have| have.scope == *scope);
+        if !open {
+            let listener =
+                bind(path).map_err(|source| StartError::Listen { path: path.clone(), source })?;
+            opened.push((path.clone(), scope.clone(), listener));
+        }
+    }
+    services
+        .listeners
+        .retain(|path, have| wanted.iter().any(|(p, s)| p == path && *s == have.scope));
+    for (path, scope, listener) in opened {
+        let stop = shared.stop.child_token();
+        let accepting = accept_all(Arc::clone(shared), listener, scope.clone(), stop.clone());
+        shared.tasks.spawn(accepting);
+        let listener = Listener { path: path.clone(), scope, _accepting: stop.drop_guard() };
+        services.listeners.insert(path, listener);
+    }
+    Ok(())
+}
+
+fn wanted(settings: &Settings) -> Vec<(PathBuf, Scope)> {
+    if !settings.enabled {
+        return Vec::new();
+    }
+    let open = settings.socket.iter().map(|path| (path.clone(), Scope::Open));
+    let own = settings
+        .domains
+        .iter()
+        .filter_map(|(name, domain)| Some((domain.socket.clone()?, Scope::Domain(name.clone()))));
+    open.chain(own).collect()
+}
+
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    if let Some(dir) = path.parent() {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    }
+    match fs::symlink_metadata(path) {
+        // Left over by a runtime that was killed.
+        Ok(found) if found.file_type().is_socket() => fs::remove_file(path)?,
+        Ok(_) => return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it is no socket")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    UnixListener::bind(path)
+}
+
+async fn accept_all(
+    shared: Arc<Shared>,
+    listener: UnixListener,
+    scope: Scope,
+    stop: CancellationToken,
+) {
+    let silent = Arc::new(Semaphore::new(MAX_SILENT));
+    loop {
+        let accepted = tokio::select! {
+            () = stop.cancelled() => return,
+            accepted = listener.accept() => accepted,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of descriptors, or a client that left too early: it may be better soon.
+                warn!(%error, "accept a plugin");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let Ok(permit) = Arc::clone(&silent).try_acquire_owned() else {
+            warn!("too many connections that have not registered a plugin");
+            continue;
+        };
+        let (shared, scope) = (Arc::clone(&shared), scope.clone());
+        shared.tasks.clone().spawn(async move {
+            let joined = take_in(&shared, stream, scope).await;
+            drop(permit);
+            match joined {
+                Ok(peer) => join::stay(&shared, peer).await,
+                Err(error) => {
+                    warn!(error = &error as &dyn std::error::Error, "plugin did not join")
+                }
+            }
+        });
+    }
+}
+
+async fn take_in(
+    shared: &Arc<Shared>,
+    stream: UnixStream,
+    scope: Scope,
+) -> Result<Arc<crate::peer::Peer>, join::JoinError> {
+    let origin = match stream.peer_cred() {
+        Ok(cred) => {
+            let pid = cred.pid().and_then(|pid| u32::try_from(pid).ok());
+            Origin::External { pid, uid: cred.uid() }
+        }
+        Err(error) => {
+            debug!(%error, "ask who connected");
+            Origin::External { pid: None, uid: u32::MAX }
+        }
+    };
+    let arrival = Arrival { id: None, config: String::new(), origin, scope };
+    tokio::select! {
+        joined = join::join(shared, stream, arrival) => joined,
+        () = shared.stop.cancelled() => Err(join::JoinError::Closed),
+    }
+}
+
+/// The program a process runs, if it still runs when we have looked.
+pub(super) fn executable(pid: u32) -> Option<PathBuf> {
+    let raw = i32::try_from(pid).ok()?;
+    let process = pidfd_open(Pid::from_raw(raw)?, PidfdFlags::empty()).ok()?;
+    let program = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    let mut ended = [PollFd::new(&process, PollFlags::IN)];
+    let ready = rustix::event::poll(&mut ended, Some(&rustix::event::Timespec::default())).ok()?;
+    (ready == 0).then_some(program)
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
