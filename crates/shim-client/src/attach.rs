@@ -34,8 +34,8 @@ pub enum Chunk {
     Lagged,
 }
 
-/// The container's output. Nothing is buffered here beyond one read: who does not read is
-/// cut off by the shim once the socket and a bounded buffer there are full.
+/// The container's output. Nothing is buffered here beyond one read. Who reads slowly slows
+/// his container down; who makes no room for a second is cut off by the shim.
 #[derive(Debug)]
 pub struct AttachOutput {
     socket: OwnedReadHalf,

@@ -80,10 +80,11 @@ impl Undertaker {
 
     fn bury(mut self, dir: &Path, bootstrap: &Bootstrap) -> Result<Vec<Buried>, ShimError> {
         let files = Files::of(dir);
-        let killed = kill_listener(&files.socket, self.left());
-        self.note("kill the shim", killed);
-        let ended = end_calls(bootstrap.pid, dir, self.until);
-        self.note("end the OCI runtime", ended);
+        let killed = kill_listener(&files.socket, bootstrap.pod_pid, self.left());
+        if self.note("kill the shim", killed).unwrap_or(true) {
+            let ended = end_calls(bootstrap.pid, dir, self.until);
+            self.note("end the OCI runtime", ended);
+        }
         let layout = self.note("find the cgroups", Layout::detect());
         let tasks = read_tasks(&files.tasks);
         let processes: Vec<_> = tasks
@@ -155,12 +156,18 @@ impl Undertaker {
     }
 }
 
-/// Nobody there is fine.
-fn kill_listener(socket: &Path, limit: Duration) -> sys::Result<()> {
-    let Ok(stream) = UnixStream::connect(socket) else { return Ok(()) };
-    let Ok(shim) = Pidfd::open(sys::fd::peer(&stream)?.pid) else { return Ok(()) };
+/// Nobody there is fine. Returns whether it may have left a process beside PID 1 of the pod:
+/// to look through all there are takes longer than the rest of most burials.
+fn kill_listener(socket: &Path, first: Option<u32>, limit: Duration) -> sys::Result<bool> {
+    let Ok(stream) = UnixStream::connect(socket) else { return Ok(true) };
+    let pid = sys::fd::peer(&stream)?.pid;
+    let Ok(shim) = Pidfd::open(pid) else { return Ok(true) };
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     shim.signal(SIGKILL)?;
-    shim.wait_end(Some(limit)).map(drop)
+    shim.wait_end(Some(limit))?;
+    let first = first.map(|pid| pid.to_string());
+    Ok(children
+        .map_or(true, |pids| pids.split_whitespace().any(|pid| Some(pid) != first.as_deref())))
 }
 
 /// Ends OCI runtimes that the shim had called and that outlived it: they are of its session

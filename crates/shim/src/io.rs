@@ -5,8 +5,9 @@
 //!          └────────────────────> attached clients, each with a bounded buffer
 //!   attached clients ──> bounded buffer ──> stdin
 //! ```
-//! It may wait for the disk of a log, and for nothing else: a client that does not read is
-//! cut off, a container that does not read its input holds up the clients that type.
+//! It waits for the disk of a log, and for nothing else. A client that reads slowly has its
+//! container's output wait, one that does not read is cut off after a second; a container
+//! that does not read its input holds up the clients that type.
 //!
 //! **Invariant:** nothing the control thread needs is held here. It sends commands into a
 //! bounded queue and is told when that is full.

@@ -5,7 +5,10 @@
 //!       └──refused──────────────────────────────────────────^
 //! ```
 //!
-//! **Invariant:** at most [`ROOM`] bytes wait for a client, and they are whole frames but
+//! A client that reads, if only slower than its container writes, is kept: its container is
+//! read no faster. One that makes no room for a second is cut off.
+//!
+//! **Invariant:** at most [`MOST`] bytes wait for a client, and they are whole frames but
 //! for the one that is on its way.
 
 use std::{
@@ -17,8 +20,12 @@ use std::{
 use api_shim::attach::{self, Channel, HEADER_LEN, Hello, MAX_FRAME};
 use tokio::time::Instant;
 
-/// A second or so of a busy container, for a client that stumbles.
+/// From here on its container waits for it.
 const ROOM: usize = 256 << 10;
+/// The last words of a container are read without waiting: two pipes full, and some.
+const MOST: usize = 1 << 20;
+/// How long a container waits for a client that makes no room.
+const GRACE: Duration = Duration::from_secs(1);
 /// How long one that is to leave may take to read its last bytes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -28,6 +35,7 @@ pub(crate) struct Client {
     phase: Phase,
     incoming: Vec<u8>,
     outgoing: Vec<u8>,
+    full_since: Option<Instant>,
     /// False once the client has ended its own side; it may still listen.
     pub(crate) hears: bool,
 }
@@ -55,7 +63,8 @@ impl Client {
     pub(crate) fn new(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         let (incoming, outgoing) = (Vec::new(), Vec::new());
-        Ok(Self { stream, phase: Phase::Greeting, incoming, outgoing, hears: true })
+        let (phase, full_since) = (Phase::Greeting, None);
+        Ok(Self { stream, phase, incoming, outgoing, full_since, hears: true })
     }
 
     pub(crate) fn stream(&self) -> &UnixStream {
@@ -74,11 +83,27 @@ impl Client {
         }
     }
 
-    /// When to give up on it.
+    /// When to look at it again: to cut it off, or to give up on it.
     pub(crate) fn until(&self) -> Option<Instant> {
         match self.phase {
             Phase::Leaving { until } => Some(until),
-            _ => None,
+            _ => self.full_since.map(|since| since + GRACE),
+        }
+    }
+
+    /// Its container is not to be read now.
+    pub(crate) fn is_full(&self) -> bool {
+        self.full_since.is_some()
+    }
+
+    /// To be called when its time has come.
+    pub(crate) fn overdue(&mut self) -> Result<(), Gone> {
+        match self.phase {
+            Phase::Leaving { .. } => Err(Gone),
+            _ => {
+                self.cut_off();
+                Ok(())
+            }
         }
     }
 
@@ -139,15 +164,24 @@ impl Client {
 
     /// Output of its container. Too much of it, and the client is told and left alone.
     pub(crate) fn show(&mut self, channel: Channel, bytes: &[u8]) -> Result<(), Gone> {
-        if self.outgoing.len() + bytes.len() > ROOM {
-            self.outgoing.extend_from_slice(&attach::header(Channel::Lagged, 0));
-            self.leave();
+        if self.outgoing.len() + bytes.len() > MOST {
+            self.cut_off();
             return Ok(());
         }
-        bytes.chunks(MAX_FRAME).try_for_each(|part| self.send(channel, part))
+        bytes.chunks(MAX_FRAME).try_for_each(|part| self.send(channel, part))?;
+        if self.outgoing.len() > ROOM {
+            self.full_since.get_or_insert_with(Instant::now);
+        }
+        Ok(())
+    }
+
+    fn cut_off(&mut self) {
+        self.outgoing.extend_from_slice(&attach::header(Channel::Lagged, 0));
+        self.leave();
     }
 
     fn leave(&mut self) {
+        self.full_since = None;
         self.phase = Phase::Leaving { until: Instant::now() + PATIENCE };
     }
 
@@ -173,10 +207,16 @@ impl Client {
         while !self.outgoing.is_empty() {
             match self.stream.write(&self.outgoing) {
                 Ok(len) => drop(self.outgoing.drain(..len)),
-                Err(e) if is_passing(&e) => return Ok(()),
+                Err(e) if is_passing(&e) => {
+                    if self.outgoing.len() + MAX_FRAME <= ROOM {
+                        self.full_since = None;
+                    }
+                    return Ok(());
+                }
                 Err(_) => return Err(Gone),
             }
         }
+        self.full_since = None;
         // Bursts are rare; their memory need not stay.
         self.outgoing = Vec::new();
         match self.phase {
@@ -243,15 +283,42 @@ mod tests {
     }
 
     #[test]
-    fn one_that_does_not_read_is_cut_off_with_a_word() {
+    fn one_that_reads_late_has_its_container_wait() {
+        let (mut client, mut theirs) = pair();
+        client.welcome(hello()).unwrap();
+        while !client.is_full() {
+            client.show(Channel::Stdout, &[b'x'; 4096]).unwrap();
+        }
+        assert!(client.until().is_some_and(|until| until > Instant::now()));
+        while client.is_full() {
+            assert!(!read_all(&mut theirs).is_empty());
+            client.flush().unwrap();
+        }
+        assert_eq!(client.until(), None);
+    }
+
+    #[test]
+    fn one_that_makes_no_room_is_cut_off_and_then_given_up() {
+        let (mut client, _theirs) = pair();
+        client.welcome(hello()).unwrap();
+        while !client.is_full() {
+            client.show(Channel::Stdout, &[b'x'; 4096]).unwrap();
+        }
+        assert_eq!(client.overdue(), Ok(()));
+        assert_eq!((client.is_full(), client.hello()), (false, None));
+        assert_eq!(client.overdue(), Err(Gone));
+    }
+
+    #[test]
+    fn more_than_the_most_is_cut_off_with_a_word() {
         let (mut client, mut theirs) = pair();
         client.welcome(hello()).unwrap();
         let part = [b'x'; 32 << 10];
         let mut shown = 0;
-        while client.until().is_none() {
+        while client.hello().is_some() {
             client.show(Channel::Stdout, &part).unwrap();
             shown += 1;
-            assert!(client.outgoing.len() <= ROOM + HEADER_LEN, "bounded");
+            assert!(client.outgoing.len() <= MOST + 2 * HEADER_LEN, "bounded");
         }
         let mut got = Vec::new();
         while client.flush() == Ok(()) {

@@ -104,7 +104,8 @@ impl Pump {
             PollFd::new(&self.listener, PollFlags::IN),
         ];
         for (source, of) in self.sources.iter().enumerate() {
-            for (output, fd) in of.output_fds().enumerate() {
+            let waits = self.clients_of(&of.id).any(Client::is_full);
+            for (output, fd) in of.output_fds().enumerate().filter(|_| !waits) {
                 tokens.push(Token::Output { source, output });
                 fds.push(PollFd::new(fd, PollFlags::IN));
             }
@@ -142,10 +143,17 @@ impl Pump {
         })
     }
 
+    fn clients_of(&self, id: &str) -> impl Iterator<Item = &Client> {
+        self.clients.iter().filter(move |one| one.hello().is_some_and(|hello| hello.id == id))
+    }
+
     fn drop_late_clients(&mut self) {
         if self.clients.iter().any(|client| client.until().is_some()) {
             let now = Instant::now();
-            self.clients.retain(|client| client.until().is_none_or(|until| until > now));
+            self.clients.retain_mut(|client| match client.until() {
+                Some(until) if until <= now => client.overdue() != Err(Gone),
+                _ => true,
+            });
         }
     }
 

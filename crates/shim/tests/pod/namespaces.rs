@@ -7,7 +7,7 @@ use shim_client::{IdMap, ShimError, StartPod, UserNs};
 use sys::namespace::{identity, is_namespace};
 use tokio::time::Instant;
 
-use crate::world::{Wish, World, lines, read_log};
+use crate::world::{Pod, Wish, World, lines, read_log};
 
 /// Sets the path of one of the bundle's namespaces, adding it if need be.
 fn join(config: &mut Value, kind: &str, path: &Path) {
@@ -164,77 +164,72 @@ async fn a_user_namespace_owns_the_others() {
     pod.finish().await;
 }
 
+/// Tries all the links of PID 1 that lead somewhere.
+const PRY: &str = "
+    ls -A /proc/1/root/ /proc/1/cwd/ 2>&1
+    readlink /proc/1/root
+    readlink /proc/1/fd/* | grep -v -e '^pipe:' -e '^socket:'
+    cat /proc/1/environ | tr '\\0' '\\n' | grep -v '^PATH='
+    (echo x > /proc/1/exe) 2>&1 | grep -o 'Read-only file system'
+    (echo x > /proc/1/root/x) 2>&1 | grep -o 'Read-only file system'
+    echo $(cat /proc/1/comm) $(cat /proc/1/status | grep -e Uid -e CapEff)
+    test $(readlink /proc/1/ns/net) = $(readlink /proc/self/ns/net) && echo same net
+    kill -9 1; kill -TERM 1; echo alive $(cat /proc/1/comm)";
+
+/// What a container with these capabilities gets out of PID 1, on its stdout.
+async fn pry(pod: &Pod, name: &str, net: &Path, caps: &Value) -> Vec<String> {
+    let first = pod.shim.info().pod_pid.unwrap();
+    let wish = Wish {
+        log: Some(pod.log(name)),
+        pid_namespace: Some(format!("/proc/{first}/ns/pid")),
+        ..Wish::default()
+    };
+    let id = pod.world.id(name);
+    let bundle = pod.world.bundle(&id, &["sh", "-c", PRY], &wish);
+    let mut config: Value =
+        serde_json::from_slice(&fs::read(bundle.join("config.json")).unwrap()).unwrap();
+    config["process"]["capabilities"] =
+        json!({ "bounding": caps, "effective": caps, "permitted": caps });
+    join(&mut config, "network", net);
+    fs::write(bundle.join("config.json"), config.to_string()).unwrap();
+    let (stdio, log) = (wish.stdio, wish.log);
+    let task = shim_client::CreateTask { id: id.clone(), bundle, stdio, log };
+    pod.shim.create(task).await.unwrap();
+    pod.shim.start(&id).await.unwrap();
+    pod.wait(&id).await;
+    pod.shim.delete(&id).await.unwrap();
+    let log = read_log(&pod.log_path(name));
+    log.into_iter().filter(|(stream, ..)| stream == "stdout").map(|(_, _, text)| text).collect()
+}
+
 #[tokio::test]
 async fn pid_1_shows_nothing_of_the_host() {
     let Some(world) = World::new("pid_1_shows_nothing_of_the_host") else { return };
     let mut spec = world.spec();
+    let net = world.pod_dir().join("net");
     spec.namespaces.pid = true;
-    spec.namespaces.net = Some(world.pod_dir().join("net"));
+    spec.namespaces.net = Some(net.clone());
     let pod = world.start_with(&spec).await;
-    let first = pod.shim.info().pod_pid.unwrap();
-    // Tries all the links of PID 1 that lead somewhere.
-    let script = "
-        ls -A /proc/1/root/ /proc/1/cwd/ 2>&1
-        readlink /proc/1/root
-        readlink /proc/1/fd/* | grep -v -e '^pipe:' -e '^socket:'
-        cat /proc/1/environ | tr '\\0' '\\n' | grep -v '^PATH='
-        (echo x > /proc/1/exe) 2>&1 | grep -o 'Read-only file system'
-        (echo x > /proc/1/root/x) 2>&1 | grep -o 'Read-only file system'
-        echo $(cat /proc/1/comm) $(cat /proc/1/status | grep -e Uid -e CapEff)
-        test $(readlink /proc/1/ns/net) = $(readlink /proc/self/ns/net) && echo same net
-        kill -9 1; kill -TERM 1; echo alive $(cat /proc/1/comm)";
-    for (name, caps) in [
-        ("plain", json!([])),
-        ("ptrace", json!(["CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE", "CAP_KILL"])),
-    ] {
-        let wish = Wish {
-            log: Some(pod.log(name)),
-            pid_namespace: Some(format!("/proc/{first}/ns/pid")),
-            ..Wish::default()
-        };
-        let id = pod.world.id(name);
-        let bundle = pod.world.bundle(&id, &["sh", "-c", script], &wish);
-        let mut config: Value =
-            serde_json::from_slice(&fs::read(bundle.join("config.json")).unwrap()).unwrap();
-        config["process"]["capabilities"] =
-            json!({ "bounding": caps, "effective": caps, "permitted": caps });
-        join(&mut config, "network", spec.namespaces.net.as_ref().unwrap());
-        fs::write(bundle.join("config.json"), config.to_string()).unwrap();
-        let task =
-            shim_client::CreateTask { id: id.clone(), bundle, stdio: wish.stdio, log: wish.log };
-        pod.shim.create(task).await.unwrap();
-        pod.shim.start(&id).await.unwrap();
-        pod.wait(&id).await;
-        pod.shim.delete(&id).await.unwrap();
-        let log = read_log(&pod.log_path(name));
-        eprintln!("{name}: {log:#?}");
-        let said: Vec<_> = log
-            .iter()
-            .filter(|(stream, ..)| stream == "stdout")
-            .map(|(_, _, text)| text.as_str())
-            .collect();
-        let status = "longshore-pod Uid: 65535 65535 65535 65535 CapEff: 0000000000000000";
-        match name {
-            "plain" => {
-                assert!(said.iter().any(|line| line.contains("Permission denied")), "{said:#?}");
-                assert!(said.contains(&status), "{said:#?}");
-            }
-            _ => assert_eq!(
-                said,
-                [
-                    "/proc/1/cwd/:",
-                    "",
-                    "/proc/1/root/:",
-                    "/",
-                    "Read-only file system",
-                    "Read-only file system",
-                    status,
-                    "same net",
-                    "alive longshore-pod",
-                ]
-            ),
-        }
-    }
+    let status = "longshore-pod Uid: 65535 65535 65535 65535 CapEff: 0000000000000000";
+
+    let said = pry(&pod, "plain", &net, &json!([])).await;
+    assert!(said.iter().any(|line| line.contains("Permission denied")), "{said:#?}");
+    assert!(said.iter().any(|line| line == status), "{said:#?}");
+
+    let caps = json!(["CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE", "CAP_KILL"]);
+    let said = pry(&pod, "ptrace", &net, &caps).await;
+    let nothing = [
+        "/proc/1/cwd/:",
+        "",
+        "/proc/1/root/:",
+        "/",
+        "Read-only file system",
+        "Read-only file system",
+        status,
+        "same net",
+        "alive longshore-pod",
+    ];
+    assert_eq!(said, nothing);
     pod.finish().await;
 }
 
