@@ -24,7 +24,7 @@ use crate::{
     pull::{self, PullOptions, Pulled},
     record::{self, Found, ImageRecord},
     registry::{Registry, RegistryConfig},
-    unpack::Aboard,
+    unpack::{Aboard, Applying, LayerKey},
 };
 
 #[derive(Clone, Debug)]
@@ -94,8 +94,9 @@ pub(crate) struct Inner<S> {
     pub(crate) sink: S,
     pub(crate) registry: Registry,
     pub(crate) downloads: Downloads,
-    pub(crate) unpacks: Flights<(Arc<str>, Digest), Aboard, Result<(), Failure>>,
+    pub(crate) unpacks: Flights<LayerKey, Aboard, Result<(), Failure>>,
     pub(crate) unpack_slots: Arc<Semaphore>,
+    pub(crate) applying: Applying,
     pub(crate) leases: Leases,
     pub(crate) table: Table<ImageRecord>,
     store: Store,
@@ -142,6 +143,7 @@ impl<S: LayerSink> Images<S> {
             config,
             blobs,
             sink,
+            applying: Applying::default(),
             leases: Leases::default(),
             table,
             store: store.clone(),

@@ -46,8 +46,9 @@ pub trait LayerSink: Send + Sync + 'static {
     fn has(&self, snapshotter: &str, chain_id: &Digest) -> bool;
 
     /// Unpacks one layer. Called at most once at a time for a chain id; layers of an image
-    /// are applied in parallel, and each is called for after the ones below it, which may
-    /// not have ended. `source` must be read to its end: only there it is known whether the
+    /// are applied in parallel: when this is called the layer below is there, or its own call
+    /// goes on or has just failed; so waiting for it is fine. If it fails, so should this;
+    /// both are called again where that may help. `source` must be read to its end: only there it is known whether the
     /// bytes were right, and nothing may become visible if it gives an error.
     ///
     /// To cancel, the source is made to fail; the future is not dropped except when the

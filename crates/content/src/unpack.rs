@@ -1,8 +1,13 @@
 //! A layer on its way into a snapshotter: each once, however many pulls want it.
 
-use std::sync::Arc;
+use std::{collections::HashSet, future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
 
 use base::Digest;
+use parking_lot::Mutex;
+use tokio::{
+    sync::{OwnedSemaphorePermit, watch},
+    time::timeout,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -18,13 +23,19 @@ use crate::{
 /// How often a layer is begun anew because its bytes were wrong.
 pub(crate) const ATTEMPTS: usize = 4;
 
+/// How long a layer waits for one below it that nobody unpacks.
+const LOST: Duration = Duration::from_secs(5);
+
+/// Snapshotter and chain id.
+pub(crate) type LayerKey = (Arc<str>, Digest);
+
 #[derive(Clone, Debug)]
 pub(crate) struct Aboard {
     pub(crate) board: Arc<Board>,
     session: Option<Arc<Session>>,
 }
 
-pub(crate) type Unpack = Interest<(Arc<str>, Digest), Aboard, Result<(), Failure>>;
+pub(crate) type Unpack = Interest<LayerKey, Aboard, Result<(), Failure>>;
 
 impl Unpack {
     /// Begun by a pull from elsewhere or by someone else: its failure need not be ours.
@@ -87,17 +98,46 @@ impl<S: LayerSink> Work<S> {
                 return Err(ContentError::Incomplete { id, missing }.into());
             }
         };
-        let slots = Arc::clone(&self.images.unpack_slots);
-        let slot = tokio::select! {
-            biased;
-            () = self.cancel.cancelled() => return Err(ContentError::Cancelled.into()),
-            slot = slots.acquire_owned() => slot,
-        };
-        let _slot = slot.map_err(|_| ContentError::Cancelled)?;
-        match download {
+        let slot = self.cancel.run_until_cancelled(self.turn(download.as_ref())).await;
+        let _slot = slot.ok_or(ContentError::Cancelled)??;
+        let done = match download {
             None => self.apply_stored().await,
             Some(download) => self.apply_arriving(download).await,
+        };
+        done.map_err(|failure| {
+            // A sink cannot finish a layer whose parent failed; if that one is tried again,
+            // so is this.
+            let orphan = self.parent().is_some_and(|parent| !self.images.has_layer(&parent));
+            Failure { again: failure.again || orphan, ..failure }
+        })
+    }
+
+    /// Waits until the sink may be called, and for a place. In this order: whoever has a
+    /// place must not wait for one that has none.
+    async fn turn(&self, download: Option<&Download>) -> Result<OwnedSemaphorePermit, Failure> {
+        let parent = self.parent();
+        if let Some(download) = download {
+            self.aboard.board.show(&download.aboard.arrival);
         }
+        loop {
+            if let Some(parent) = &parent {
+                self.images.below_begun(parent).await;
+            }
+            if let Some(download) = download {
+                download.aboard.arrival.begun().await;
+            }
+            let slots = Arc::clone(&self.images.unpack_slots);
+            let slot = slots.acquire_owned().await.map_err(|_| ContentError::Cancelled)?;
+            // The one below may have failed while we waited for the place.
+            if parent.as_ref().is_none_or(|parent| self.images.may_build_on(parent)) {
+                return Ok(slot);
+            }
+        }
+    }
+
+    fn parent(&self) -> Option<LayerKey> {
+        let chain = self.layer.parent_chain.clone()?;
+        Some((Arc::clone(&self.layer.snapshotter), chain))
     }
 
     async fn apply_stored(&self) -> Result<(), Failure> {
@@ -124,12 +164,6 @@ impl<S: LayerSink> Work<S> {
     /// Unpacks while it arrives.
     async fn apply_arriving(&self, mut download: Download) -> Result<(), Failure> {
         let arrival = Arc::clone(&download.aboard.arrival);
-        self.aboard.board.show(&arrival);
-        tokio::select! {
-            biased;
-            () = self.cancel.cancelled() => return Err(ContentError::Cancelled.into()),
-            () = arrival.begun() => {}
-        }
         let applied = self.apply(LayerSource::arriving(arrival)).await;
         if self.cancel.is_cancelled() && applied.is_err() {
             return Err(ContentError::Cancelled.into());
@@ -145,14 +179,75 @@ impl<S: LayerSink> Work<S> {
     /// Until the sink has ended, also when cancelled.
     async fn apply(&self, source: LayerSource) -> Result<(), SinkError> {
         let stopper = source.stopper();
-        let applying = self.images.sink.apply(self.layer.clone(), source);
-        let mut applying = std::pin::pin!(applying);
+        let mut applying = pin!(self.images.sink.apply(self.layer.clone(), source));
+        let first = poll_fn(|cx| Poll::Ready(applying.as_mut().poll(cx))).await;
+        // That was the call; only now may the layers above rely on it.
+        let key = (Arc::clone(&self.layer.snapshotter), self.layer.chain_id.clone());
+        let _busy = self.images.applying.begin(key);
+        if let Poll::Ready(applied) = first {
+            return applied;
+        }
         tokio::select! {
             biased;
             applied = &mut applying => applied,
             () = self.cancel.cancelled() => {
                 stopper.stop();
                 applying.await
+            }
+        }
+    }
+}
+
+/// The layers a sink is busy with.
+#[derive(Debug, Default)]
+pub(crate) struct Applying {
+    layers: Mutex<HashSet<LayerKey>>,
+    changed: watch::Sender<()>,
+}
+
+impl Applying {
+    fn begin(&self, key: LayerKey) -> Busy<'_> {
+        self.layers.lock().insert(key.clone());
+        self.changed.send_replace(());
+        Busy { applying: self, key }
+    }
+}
+
+struct Busy<'a> {
+    applying: &'a Applying,
+    key: LayerKey,
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.applying.layers.lock().remove(&self.key);
+        self.applying.changed.send_replace(());
+    }
+}
+
+impl<S: LayerSink> Inner<S> {
+    fn has_layer(&self, (snapshotter, chain): &LayerKey) -> bool {
+        self.sink.has(snapshotter, chain)
+    }
+
+    fn may_build_on(&self, parent: &LayerKey) -> bool {
+        let busy = self.applying.layers.lock().contains(parent);
+        busy || self.has_layer(parent) || !self.unpacks.is_flying(parent)
+    }
+
+    /// Returns when the sink was called for the layer below, or has it. The same pulls that
+    /// want a layer want the one below it; so if that one fails, this wait is cancelled.
+    async fn below_begun(&self, parent: &LayerKey) {
+        let mut changes = self.applying.changed.subscribe();
+        loop {
+            if self.applying.layers.lock().contains(parent) || self.has_layer(parent) {
+                return;
+            }
+            // Nobody at work on it, for so long: it was there and has vanished. The sink
+            // will say so.
+            let waited = timeout(LOST, changes.changed()).await;
+            if waited.is_err() && !self.unpacks.is_flying(parent) {
+                return;
             }
         }
     }

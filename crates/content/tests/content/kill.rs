@@ -49,6 +49,7 @@ async fn a_kill_at_any_moment_leaves_a_store_that_the_next_pull_completes() {
     let slow = Fault::Slow { piece: 30_000, pause: Duration::from_millis(3) };
     registry.fault(Target::Blobs, slow);
     let mut machine = Machine::new();
+    let mut interrupted = 0;
     for round in 0..rounds {
         let image = image(round);
         registry.push("a", "v1", &image);
@@ -57,6 +58,8 @@ async fn a_kill_at_any_moment_leaves_a_store_that_the_next_pull_completes() {
         run_and_kill(home.path(), &name, Duration::from_millis(20 + (round * 137) % 400)).await;
         machine = Machine::open(home, |_| ());
         assert_eq!(machine.images.broken(), [], "round {round}");
+        let found = machine.images.usage().await.expect("counts");
+        interrupted += u32::from(found.bytes > 0);
         for known in machine.images.list() {
             assert_eq!(known.record.id, *image.id(), "round {round}");
             machine.assert_whole(&image);
@@ -68,6 +71,7 @@ async fn a_kill_at_any_moment_leaves_a_store_that_the_next_pull_completes() {
         let left = machine.images.usage().await.expect("counts");
         assert_eq!((left.bytes, left.inodes), (0, 0), "round {round}");
     }
+    assert!(interrupted > 0, "no kill ever met a pull");
 }
 
 async fn run_and_kill(home: &Path, name: &str, after: Duration) {

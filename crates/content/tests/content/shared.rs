@@ -176,3 +176,34 @@ async fn downloads_share_a_limit() {
     let asked = image.layers.iter().filter(|layer| registry.blob_requests(&layer.digest) > 0);
     assert_eq!(asked.count(), 2);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn layers_reach_the_sink_lowest_first_whatever_arrives_first() {
+    let registry = Registry::start().await.expect("starts");
+    let image = ten_layers();
+    registry.push("a", "v1", &image);
+    // The lower the slower: the highest is here long before the lowest.
+    for (at, layer) in image.layers.iter().enumerate() {
+        let pause = Duration::from_millis(10 * (10 - at as u64));
+        let slow = Fault::Slow { piece: 20_000, pause };
+        registry.fault(Target::Blob(layer.digest.clone()), slow);
+    }
+    let machine = Machine::with(|config| config.parallel_unpacks = 2);
+    // The sink of these tests insists on the order.
+    machine.pull(&format!("{}/a:v1", registry.host())).await.expect("pulls");
+    machine.assert_whole(&image);
+}
+
+#[tokio::test]
+async fn a_layer_is_tried_again_with_the_one_below_it() {
+    let registry = Registry::start().await.expect("starts");
+    let image = ten_layers();
+    registry.push("a", "v1", &image);
+    let lowest = Target::Blob(image.layers[0].digest.clone());
+    // Wrong bytes by a wrong range: known at the end only, when all others wait for it.
+    registry.fault_times(lowest.clone(), Fault::TruncateAfter(50_000), 1);
+    registry.fault_times(lowest, Fault::LieAboutRange, 1);
+    let machine = Machine::new();
+    machine.pull(&format!("{}/a:v1", registry.host())).await.expect("pulls");
+    machine.assert_whole(&image);
+}

@@ -1,6 +1,7 @@
 //! A machine to pull to: content, records and a place for layers below one directory.
 
 use std::{
+    collections::HashSet,
     fs::{self, File},
     io::{self, Read},
     path::{Path, PathBuf},
@@ -16,9 +17,11 @@ use content::{
     ContentConfig, ContentError, Images, LayerDescriptor, LayerSink, LayerSource, Patience,
     PullOptions, Pulled, SinkError, digest::Hasher,
 };
+use parking_lot::Mutex;
 use store::Store;
 use tempfile::TempDir;
 use testkit::image::Image;
+use tokio::sync::Notify;
 
 /// Unpacks a layer to one file below a directory, after checking its diff id, and so
 /// survives the process like the real one.
@@ -31,14 +34,18 @@ struct Inner {
     applied: AtomicUsize,
     staged: AtomicUsize,
     refuse: AtomicBool,
+    busy: Mutex<HashSet<Digest>>,
+    /// Ever.
+    called: Mutex<HashSet<Digest>>,
+    changed: Notify,
 }
 
 impl Layers {
     pub(crate) fn open(root: PathBuf) -> Self {
         let _ = fs::remove_dir_all(root.join("staging"));
         fs::create_dir_all(root.join("staging")).expect("creates");
-        let (applied, staged, refuse) = Default::default();
-        Self(Arc::new(Inner { root, applied, staged, refuse }))
+        let (applied, staged, refuse, busy, called, changed) = Default::default();
+        Self(Arc::new(Inner { root, applied, staged, refuse, busy, called, changed }))
     }
 
     fn path(&self, snapshotter: &str, chain: &Digest) -> PathBuf {
@@ -58,7 +65,8 @@ impl Layers {
         fs::remove_file(self.path(snapshotter, chain)).expect("was there");
     }
 
-    fn unpack(&self, layer: &LayerDescriptor, mut source: LayerSource) -> io::Result<()> {
+    /// To the staging file that is returned.
+    fn unpack(&self, layer: &LayerDescriptor, mut source: LayerSource) -> io::Result<PathBuf> {
         let number = self.0.staged.fetch_add(1, Ordering::Relaxed);
         let staging = self.0.root.join("staging").join(number.to_string());
         let mut file = File::create(&staging)?;
@@ -83,7 +91,7 @@ impl Layers {
             got => Err(io::Error::other(format!("diff id is {got}"))),
         });
         match checked {
-            Ok(()) => fs::rename(staging, self.path(&layer.snapshotter, &layer.chain_id)),
+            Ok(()) => Ok(staging),
             Err(e) => {
                 fs::remove_file(staging)?;
                 Err(e)
@@ -100,6 +108,39 @@ fn plain<'a>(media_type: &str, source: &'a mut LayerSource) -> io::Result<Box<dy
     })
 }
 
+impl Layers {
+    /// Like the real one: unpacked in parallel, visible after the layer below.
+    async fn apply_onto_parent(
+        &self,
+        layer: LayerDescriptor,
+        source: LayerSource,
+    ) -> Result<(), SinkError> {
+        let parent = layer.parent_chain.clone();
+        let has = |chain: &Digest| self.has(&layer.snapshotter, chain);
+        if let Some(parent) = &parent {
+            let called = self.0.called.lock().contains(parent) || has(parent);
+            assert!(called, "called before the layer below");
+        }
+        let (layers, unpacked) = (self.clone(), layer.clone());
+        let unpack = move || layers.unpack(&unpacked, source);
+        let staged = tokio::task::spawn_blocking(unpack).await.expect("does not panic");
+        let staged = staged.map_err(|e| SinkError::new(Kind::from(&e), e))?;
+        while let Some(parent) = parent.as_ref().filter(|parent| !has(parent)) {
+            let changed = self.0.changed.notified();
+            if !self.0.busy.lock().contains(parent) && !has(parent) {
+                fs::remove_file(staged).expect("removes");
+                return Err(SinkError::new(Kind::Unavailable, "the layer below failed"));
+            }
+            if self.0.busy.lock().contains(parent) {
+                changed.await;
+            }
+        }
+        fs::rename(staged, self.path(&layer.snapshotter, &layer.chain_id)).expect("renames");
+        self.0.applied.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
 impl LayerSink for Layers {
     fn has(&self, snapshotter: &str, chain_id: &Digest) -> bool {
         self.path(snapshotter, chain_id).exists()
@@ -109,14 +150,13 @@ impl LayerSink for Layers {
         if self.0.refuse.load(Ordering::Relaxed) {
             return Err(SinkError::new(Kind::ResourceExhausted, "no room for layers"));
         }
-        let layers = self.clone();
-        let unpack = move || {
-            layers.unpack(&layer, source)?;
-            layers.0.applied.fetch_add(1, Ordering::Relaxed);
-            Ok::<_, io::Error>(())
-        };
-        let unpacked = tokio::task::spawn_blocking(unpack).await.expect("does not panic");
-        unpacked.map_err(|e| SinkError::new(Kind::from(&e), e))
+        let mine = layer.chain_id.clone();
+        assert!(self.0.busy.lock().insert(mine.clone()), "called twice at once");
+        self.0.called.lock().insert(mine.clone());
+        let applied = self.apply_onto_parent(layer, source).await;
+        self.0.busy.lock().remove(&mine);
+        self.0.changed.notify_waiters();
+        applied
     }
 
     async fn sync(&self) -> Result<(), SinkError> {
