@@ -25,7 +25,12 @@ const POLL: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct DaemonProcess {
     child: Child,
+    /// What it was started with, to be started with again.
+    command: Command,
     home: TempDir,
+    /// Root and state lie here; not always visible from outside, see [`Self::seen`].
+    disk: PathBuf,
+    private: bool,
 }
 
 /// How a daemon ended.
@@ -46,12 +51,52 @@ impl DaemonProcess {
         binary: impl AsRef<OsStr>,
         more: impl FnOnce(&mut Command),
     ) -> anyhow::Result<Self> {
-        let home = tempfile::Builder::new().prefix("ls-").tempdir()?;
+        let home = new_home()?;
         let mut command = Self::command(binary.as_ref(), home.path())?;
         more(&mut command);
-        let mut daemon = Self { child: command.spawn().context("start the daemon")?, home };
+        let disk = home.path().to_owned();
+        Self::spawn(command, home, disk, false).await
+    }
+
+    /// Its root and state are on a disk of `bytes`, which nobody else sees and which goes
+    /// with the last of its processes.
+    pub async fn start_on_disk_of(binary: impl AsRef<OsStr>, bytes: u64) -> anyhow::Result<Self> {
+        let home = new_home()?;
+        let disk = home.path().join("disk");
+        fs::create_dir(&disk)?;
+        let inner = Self::command(binary.as_ref(), &disk)?;
+        let mount = format!("mount -t tmpfs -o size={bytes} none \"$0\" && exec \"$@\"");
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-c", &mount]).arg(&disk);
+        command.arg(inner.get_program()).args(inner.get_args());
+        command.env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
+        command.stderr(fs::File::create(home.path().join("stderr"))?);
+        Self::spawn(command, home, disk, true).await
+    }
+
+    async fn spawn(
+        mut command: Command,
+        home: TempDir,
+        disk: PathBuf,
+        private: bool,
+    ) -> anyhow::Result<Self> {
+        let child = command.spawn().context("start the daemon")?;
+        let mut daemon = Self { child, command, home, disk, private };
         daemon.wait_ready().await?;
         Ok(daemon)
+    }
+
+    /// SIGKILL; its pods go on without it.
+    pub fn kill(&mut self) -> anyhow::Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// The next one over the same directories, after the end of the last.
+    pub async fn start_again(&mut self) -> anyhow::Result<()> {
+        self.child = self.command.spawn().context("start the daemon again")?;
+        self.wait_ready().await
     }
 
     /// The command line of a daemon whose every path is below `home`.
@@ -92,12 +137,25 @@ impl DaemonProcess {
         RuntimeServiceClient::new(channel).version(VersionRequest::default()).await.is_ok()
     }
 
+    /// A directory for this daemon alone, removed with it.
+    pub fn home(&self) -> &Path {
+        self.home.path()
+    }
+
     pub fn root(&self) -> PathBuf {
-        self.home.path().join("lib")
+        self.seen(&self.disk.join("lib"))
     }
 
     pub fn state(&self) -> PathBuf {
-        self.home.path().join("run")
+        self.seen(&self.disk.join("run"))
+    }
+
+    /// What the daemon calls `path`, as others find it.
+    pub fn seen(&self, path: &Path) -> PathBuf {
+        match (self.private, path.strip_prefix("/")) {
+            (true, Ok(path)) => PathBuf::from(format!("/proc/{}/root", self.child.id())).join(path),
+            _ => path.to_owned(),
+        }
     }
 
     pub fn cri_socket(&self) -> PathBuf {
@@ -189,24 +247,6 @@ fn tcp_listeners() -> anyhow::Result<Vec<String>> {
     Ok(rows.filter(|row| row.get(3) == Some(&LISTEN)).map(|row| row[9].to_owned()).collect())
 }
 
-/// What lies in the daemon's directories or in the kernel and should not.
-impl DaemonProcess {
-    /// Mounts and pod directories under the state directory, and processes of shims. Empty
-    /// when all pods have been removed.
-    pub fn left_behind(&self) -> Vec<String> {
-        let state = self.state().to_string_lossy().into_owned();
-        let mut left = Vec::new();
-        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        left.extend(mounts.lines().filter(|line| line.contains(&state)).map(str::to_owned));
-        let pods = fs::read_dir(self.state().join("pods")).into_iter().flatten().flatten();
-        left.extend(pods.map(|entry| entry.path().display().to_string()));
-        for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
-            let cmdline = fs::read(process.path().join("cmdline")).unwrap_or_default();
-            let cmdline = String::from_utf8_lossy(&cmdline).replace('\0', " ");
-            if cmdline.contains(&state) && !cmdline.contains(" daemon ") {
-                left.push(cmdline);
-            }
-        }
-        left
-    }
+fn new_home() -> anyhow::Result<TempDir> {
+    Ok(tempfile::Builder::new().prefix("ls-").tempdir()?)
 }

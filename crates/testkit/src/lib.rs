@@ -3,12 +3,20 @@
 //! Only ever a dev-dependency. Everything here cleans up in `Drop`, also when the test
 //! fails half-way.
 
+mod cri;
 mod daemon;
 mod go;
 pub mod image;
+mod leftovers;
+mod node;
 pub mod registry;
+mod rounds;
 mod skip;
 
+pub use cri::{Cri, Pod};
 pub use daemon::{DaemonProcess, Exit};
 pub use go::GoTool;
+pub use leftovers::Process;
+pub use node::Node;
+pub use rounds::rounds;
 pub use skip::{is_root, skip};
