@@ -20,7 +20,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use base::Id;
 use futures_util::FutureExt;
 use oci::Resources;
-use shim_client::{Buried, Exit, Shim, ShimError};
+use shim_client::{Buried, Exit, Shim, ShimError, TaskState};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use self::slot::Slot;
@@ -42,6 +42,10 @@ const MAILBOX: usize = 64;
 /// Retries of work that must succeed in the end: 1 s, twice as long each time, to 5 min.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(300);
+
+/// What an OCI runtime that starts a container gets to come to its end when the pod is to
+/// stop. Then it goes with the shim that called it.
+const LAST_STARTS: Duration = Duration::from_secs(5);
 
 pub(crate) type Mailbox = mpsc::Sender<Message>;
 pub(crate) type Reply<T> = oneshot::Sender<Result<T>>;
@@ -110,7 +114,8 @@ pub(crate) enum News {
     },
     ContainerMade {
         id: Id,
-        made: Result<Box<ContainerRecord>, Box<Failure>>,
+        name: String,
+        made: Result<(), Box<Failure>>,
     },
     Started {
         id: Id,
@@ -133,6 +138,15 @@ pub(crate) enum News {
         removed: Result<()>,
     },
     ShimDied,
+    /// A shim that had not answered does, with the tasks it has.
+    ShimAnswers {
+        shim: Arc<Shim>,
+        tasks: Vec<TaskState>,
+    },
+    /// The pod is to end, and its starts have had their time.
+    StartsOverdue,
+    /// What a shim left could not be buried; again.
+    BuryAgain,
     Buried {
         buried: Result<Vec<Buried>>,
     },
@@ -157,6 +171,8 @@ pub(crate) struct Owner {
     tell: Option<watch::Sender<Outcome>>,
     me: mpsc::WeakSender<Message>,
     ending: Ending,
+    /// A child is burying what the shim left.
+    burying: bool,
     burial_retry: Duration,
     over: bool,
 }
@@ -168,6 +184,8 @@ struct Ending {
     remove: Vec<Reply<()>>,
     /// The child at it.
     running: bool,
+    /// Starts in flight are being waited for.
+    patient: bool,
 }
 
 /// What the owner of a pod begins with.
@@ -193,6 +211,7 @@ impl Owner {
             tell: None,
             me: me.downgrade(),
             ending: Ending::default(),
+            burying: false,
             burial_retry: FIRST_RETRY,
             over: false,
         };
@@ -274,9 +293,10 @@ impl Owner {
         self.shared.tasks.spawn(async move {
             let stop = shared.stop.clone();
             tokio::select! {
-                Some(news) = exit_news(&shared, &pod, id) => report(&me, news).await,
+                news = exit_news(&shared, &pod, id) => if let Some(news) = news {
+                    report(&me, news).await;
+                },
                 () = stop.cancelled() => {}
-                else => {}
             }
         });
     }

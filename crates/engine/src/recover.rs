@@ -46,7 +46,12 @@ async fn recover_pod(shared: &Arc<Shared>, pod: Arc<PodRecord>) -> Result<()> {
     if let PodPhase::Making { step } = &pod.phase {
         return undo_pod(shared, &pod, step).await;
     }
-    let shim = take_over(shared, &pod).await?;
+    let taken = take_over(shared, &pod).await;
+    // It gets an owner all the same: somebody must answer for it, and try again.
+    let shim = taken.unwrap_or_else(|error| {
+        tracing::error!(pod = %pod.id, error = %Chain(&error), "take over");
+        None
+    });
     let pod = shared.pods.get(&pod.id).unwrap_or(pod);
     restore_names(shared, &pod);
     let removing = pod.phase == PodPhase::Removing;
@@ -148,17 +153,26 @@ async fn reconcile(
     container: &ContainerRecord,
     task: Option<&TaskState>,
 ) -> Result<()> {
+    let created = task.is_some_and(|task| task.status == TaskStatus::Created);
+    // Created and never started: the start is to be asked for again.
+    if created && container.phase == ContainerPhase::Starting {
+        shim.kill(container.id.as_str(), 9, true).await?;
+        shim.delete(container.id.as_str()).await?;
+        return advance(shared, container, &ContainerEvent::NotStarted).await;
+    }
+    match told(&container.phase, task) {
+        Some(event) => advance(shared, container, &event).await,
+        None => Ok(()),
+    }
+}
+
+/// What a container's task says to the one who lost sight of it.
+pub(crate) fn told(phase: &ContainerPhase, task: Option<&TaskState>) -> Option<ContainerEvent> {
     let now = Timestamp::now();
-    let event = match (task.map(|task| task.status), &container.phase) {
+    let event = match (task.map(|task| task.status), phase) {
         (None, ContainerPhase::Starting) => ContainerEvent::NotStarted,
         (None, phase) if phase.is_live() => {
             ContainerEvent::Vanished { at: now, reason: Reason::Unknown }
-        }
-        // Created and never started: the start is to be asked for again.
-        (Some(TaskStatus::Created), ContainerPhase::Starting) => {
-            shim.kill(container.id.as_str(), 9, true).await?;
-            shim.delete(container.id.as_str()).await?;
-            ContainerEvent::NotStarted
         }
         (Some(TaskStatus::Running | TaskStatus::Paused), phase) if phase.is_live() => {
             let pid = task.map_or(0, |task| task.pid);
@@ -170,9 +184,9 @@ async fn reconcile(
                 None => ContainerEvent::Vanished { at: now, reason: Reason::Unknown },
             }
         }
-        _ => return Ok(()),
+        _ => return None,
     };
-    advance(shared, container, &event).await
+    Some(event)
 }
 
 fn ended(exit: &shim_client::Exit) -> ContainerEvent {

@@ -32,6 +32,8 @@ pub(crate) trait Plan: Send {
     /// Puts on record that `step` begins.
     fn intend(&mut self, step: Self::Step) -> impl Future<Output = Result<()>> + Send;
     fn act(&mut self, step: Self::Step) -> impl Future<Output = Result<()>> + Send;
+    /// Puts on record that all steps were taken.
+    fn complete(&mut self) -> impl Future<Output = Result<()>> + Send;
     /// Idempotent; also of a step that was only intended.
     fn undo(&mut self, step: Self::Step) -> impl Future<Output = Result<()>> + Send;
 }
@@ -44,7 +46,8 @@ pub(crate) struct Failure {
     pub(crate) leftovers: Vec<EngineError>,
 }
 
-/// Takes all steps, or undoes those it took. Not cancel safe: run it in a task.
+/// Takes all steps and puts that on record, or undoes those it took. Not cancel safe: run it
+/// in a task.
 pub(crate) async fn run<P: Plan>(plan: &mut P) -> Result<(), Box<Failure>> {
     let stage = plan.stages().enter(plan.id(), P::OPERATION);
     for (at, &step) in P::STEPS.iter().enumerate() {
@@ -58,14 +61,26 @@ pub(crate) async fn run<P: Plan>(plan: &mut P) -> Result<(), Box<Failure>> {
             refused => refused,
         };
         if let Err(source) = taken {
-            let (operation, id) = (P::OPERATION, plan.id());
-            let source = Box::new(source);
-            let error = EngineError::Step { operation, id, step: P::name(step), source };
-            let leftovers = undo(plan, at).await;
-            return Err(Box::new(Failure { error, leftovers }));
+            return Err(fail(plan, at, P::name(step), source).await);
         }
     }
-    Ok(())
+    match plan.complete().await {
+        Ok(()) => Ok(()),
+        Err(source) => Err(fail(plan, P::STEPS.len() - 1, "record", source).await),
+    }
+}
+
+/// Undoes what was begun, up to the step at `last`.
+async fn fail<P: Plan>(
+    plan: &mut P,
+    last: usize,
+    step: &'static str,
+    source: EngineError,
+) -> Box<Failure> {
+    let (operation, id) = (P::OPERATION, plan.id());
+    let error = EngineError::Step { operation, id, step, source: Box::new(source) };
+    let leftovers = undo(plan, last).await;
+    Box::new(Failure { error, leftovers })
 }
 
 /// Undoes the steps up to and including the one called `last`, newest first. An unknown
@@ -104,6 +119,7 @@ mod tests {
         log: Vec<String>,
         fails_at: Option<Step>,
         undo_fails_at: Option<Step>,
+        record_fails: bool,
     }
 
     impl Plan for Journal {
@@ -132,6 +148,10 @@ mod tests {
             self.log.push(format!("act {}", Self::name(step)));
             if self.fails_at == Some(step) { Err(EngineError::Closing) } else { Ok(()) }
         }
+        async fn complete(&mut self) -> Result<()> {
+            self.log.push("complete".to_owned());
+            if self.record_fails { Err(EngineError::Closing) } else { Ok(()) }
+        }
         async fn undo(&mut self, step: Step) -> Result<()> {
             self.log.push(format!("undo {}", Self::name(step)));
             if self.undo_fails_at == Some(step) { Err(EngineError::Closing) } else { Ok(()) }
@@ -139,7 +159,13 @@ mod tests {
     }
 
     fn journal() -> Journal {
-        Journal { stages: Stages::default(), log: Vec::new(), fails_at: None, undo_fails_at: None }
+        Journal {
+            stages: Stages::default(),
+            log: Vec::new(),
+            fails_at: None,
+            undo_fails_at: None,
+            record_fails: false,
+        }
     }
 
     #[tokio::test]
@@ -162,6 +188,15 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_cannot_be_put_on_record_is_undone_whole() {
+        let mut plan = Journal { record_fails: true, ..journal() };
+        let failure = run(&mut plan).await.unwrap_err();
+        assert!(failure.error.to_string().ends_with("at step \"record\""), "{}", failure.error);
+        let after = plan.log.iter().skip_while(|line| *line != "complete").skip(1);
+        assert_eq!(after.collect::<Vec<_>>(), ["undo third", "undo second", "undo first"]);
+    }
+
+    #[tokio::test]
     async fn after_a_crash_undo_begins_at_the_step_on_record() {
         let mut plan = journal();
         assert!(undo_from(&mut plan, "second").await.is_empty());
@@ -176,6 +211,7 @@ mod tests {
         let mut plan = journal();
         run(&mut plan).await.unwrap();
         assert_eq!(plan.log.chunks(2).filter(|pair| pair[0].starts_with("intend")).count(), 3);
+        assert_eq!(plan.log.last().unwrap(), "complete");
         assert!(plan.stages.list().is_empty(), "nothing is in flight any more");
     }
 }

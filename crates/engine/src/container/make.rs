@@ -91,6 +91,14 @@ impl Plan for MakeContainer {
         }
     }
 
+    async fn complete(&mut self) -> Result<()> {
+        let phase = self.container.phase.on(&ContainerEvent::Made)?;
+        let made = ContainerRecord { phase, ..self.container.clone() };
+        self.shared.containers.put(made.clone()).await?;
+        self.container = made;
+        Ok(())
+    }
+
     async fn undo(&mut self, step: Step) -> Result<()> {
         match step {
             Step::Directory => {

@@ -8,7 +8,7 @@ use oci::Resources;
 use tokio::sync::watch;
 
 use super::{
-    Ask, Begin, News, Owner, Reply, StopWith,
+    Ask, Begin, LAST_STARTS, News, Owner, Reply, StopWith,
     slot::{Slot, send},
 };
 use crate::{
@@ -45,7 +45,7 @@ impl Owner {
     pub(super) async fn on_ask(&mut self, ask: Ask) {
         match ask {
             Ask::Create { id, name, request, image, tell } => {
-                self.create(id, &name, *request, *image, tell);
+                self.create(id, name, *request, *image, tell);
             }
             Ask::Signal { id, with, reply } => {
                 // A start in flight decides first whether there is anything to signal.
@@ -75,28 +75,26 @@ impl Owner {
     fn create(
         &mut self,
         id: Id,
-        name: &str,
+        name: String,
         request: NewContainer,
         image: PinnedImage,
         tell: watch::Sender<Outcome>,
     ) {
-        match self.new_record(id, name.to_owned(), request, image) {
+        match self.new_record(id, name.clone(), request, image) {
             Ok(container) => {
                 let slot = Slot { busy: true, tell: Some(tell), ..Slot::default() };
                 self.slots.insert(id, slot);
                 let (shared, pod) = (Arc::clone(&self.shared), Arc::clone(&self.pod));
                 let mut plan = MakeContainer { shared, pod, container };
-                let work = async move {
-                    let made = steps::run(&mut plan).await;
-                    Ok(made.map(|()| Box::new(plan.container)))
-                };
+                let work = async move { Ok(steps::run(&mut plan).await) };
                 self.child("create-container", work, move |done| News::ContainerMade {
                     id,
+                    name,
                     made: flatten(done),
                 });
             }
             Err(error) => {
-                self.shared.container_names.release(name, id);
+                self.shared.container_names.release(&name, id);
                 tell.send_replace(Some(Err(error)));
             }
         }
@@ -233,7 +231,7 @@ impl Owner {
 
     // === signals ===
 
-    fn starting(&self, id: Id) -> bool {
+    pub(super) fn starting(&self, id: Id) -> bool {
         let busy = self.slots.get(&id).is_some_and(|slot| slot.busy);
         busy && self.container(id).is_ok_and(|c| c.phase == ContainerPhase::Starting)
     }
@@ -277,9 +275,11 @@ impl Owner {
     /// Takes the next step towards the end that somebody waits for, once no exclusive work
     /// is running.
     pub(super) async fn end(&mut self) {
-        let idle = !self.slots.values().any(|slot| slot.busy);
-        if !self.is_ending() || self.ending.running || !idle {
+        if !self.is_ending() || self.ending.running || self.burying {
             return;
+        }
+        if self.slots.values().any(|slot| slot.busy) {
+            return self.await_starts();
         }
         let stopped = matches!(self.pod.phase, PodPhase::Stopped { .. } | PodPhase::Removing);
         if !stopped {
@@ -300,6 +300,15 @@ impl Owner {
         self.ending.running = true;
         let work = pod::remove::remove(Arc::clone(&self.shared), Arc::clone(&self.pod));
         self.child("remove-pod", work, |removed| News::PodRemoved { removed });
+    }
+
+    /// A start may hang for as long as its OCI runtime does; the end of a pod may not.
+    fn await_starts(&mut self) {
+        let starts = self.slots.keys().any(|id| self.starting(*id));
+        if starts && !self.ending.patient {
+            self.ending.patient = true;
+            self.later(LAST_STARTS, News::StartsOverdue);
+        }
     }
 
     fn running(&self) -> pod::Running {

@@ -2,18 +2,20 @@
 
 use std::sync::Arc;
 
-use base::{Chain, Id};
+use base::{Chain, Id, Kind};
 use jiff::Timestamp;
 use oci::Resources;
-use shim_client::{Buried, Exit, Shim};
+use shim_client::{Buried, Exit, Shim, ShimError, TaskState};
+use store::{Record, Table};
 
-use super::{Ask, FIRST_RETRY, News, Owner, doubled, slot::Slot};
+use super::{Ask, FIRST_RETRY, News, Owner, doubled, report, slot::Slot};
 use crate::{
     container::Started,
     controller::{Controller, Own},
     error::{EngineError, Result},
     phase::{ContainerEvent, ContainerPhase, PodEvent, PodPhase, Reason},
     record::{ContainerRecord, PodRecord},
+    shared::Shared,
     steps::Failure,
 };
 
@@ -21,13 +23,16 @@ impl Owner {
     pub(super) async fn on_news(&mut self, news: News) {
         match news {
             News::PodMade { made } => self.pod_made(made).await,
-            News::ContainerMade { id, made } => self.container_made(id, made).await,
+            News::ContainerMade { id, name, made } => self.container_made(id, &name, made).await,
             News::Started { id, started } => self.started(id, started).await,
             News::Exited { id, exit } => self.exited(id, exit).await,
             News::Vanished { id } => self.vanished(id, Reason::Unknown).await,
             News::Updated { id, updated } => self.updated(id, updated).await,
             News::Removed { id, removed } => self.removed(id, removed).await,
             News::ShimDied => self.shim_died().await,
+            News::ShimAnswers { shim, tasks } => self.shim_answers(shim, &tasks).await,
+            News::StartsOverdue => self.starts_overdue().await,
+            News::BuryAgain => self.bury_again(),
             News::Buried { buried } => self.buried(buried).await,
             News::PodStopped { stopped } => self.pod_stopped(stopped).await,
             News::PodRemoved { removed } => self.pod_removed(removed),
@@ -44,13 +49,13 @@ impl Owner {
                 self.shared.live.set_shim(pod.id, Arc::clone(&shim));
                 self.watch_shim(&shim);
                 self.pod = Arc::new(*pod);
-                self.advance_pod(&PodEvent::Made).await
+                Ok(())
             }
             Err(failure) => {
                 report_leftovers(&failure.leftovers);
                 // Undone; what could not be is tried again when the engine starts anew.
                 if failure.leftovers.is_empty() {
-                    let _ = self.shared.pods.delete(&self.pod.id).await;
+                    forget(&self.shared, &self.shared.pods, self.pod.id).await;
                 }
                 Err(failure.error)
             }
@@ -73,40 +78,23 @@ impl Owner {
         }
     }
 
-    async fn container_made(&mut self, id: Id, made: Result<Box<ContainerRecord>, Box<Failure>>) {
-        let outcome = match made {
-            Ok(mut container) => match container.phase.on(&ContainerEvent::Made) {
-                Ok(phase) => {
-                    container.phase = phase;
-                    let name = container.name.clone();
-                    let saved = self.shared.containers.put(*container).await;
-                    saved.map(|_| name).map_err(EngineError::from)
-                }
-                Err(illegal) => Err(illegal.into()),
-            },
-            Err(failure) => {
-                report_leftovers(&failure.leftovers);
-                let name = self.container(id).map(|c| c.name.clone());
-                if failure.leftovers.is_empty() {
-                    let _ = self.shared.containers.delete(&id).await;
-                }
-                if let Ok(name) = name {
-                    self.shared.container_names.release(&name, id);
-                }
-                Err(failure.error)
-            }
-        };
+    async fn container_made(&mut self, id: Id, name: &str, made: Result<(), Box<Failure>>) {
         let tell = self.slots.get_mut(&id).and_then(|slot| slot.tell.take());
-        let outcome = match outcome {
-            Ok(name) => {
-                self.shared.container_names.made(&name);
+        let outcome = match made {
+            Ok(()) => {
+                self.shared.container_names.made(name);
                 let wait = self.shared.config.limits.undelivered;
                 self.later(wait, News::Expired { container: Some(id) });
                 Ok(())
             }
-            Err(error) => {
+            Err(failure) => {
+                report_leftovers(&failure.leftovers);
+                if failure.leftovers.is_empty() {
+                    forget(&self.shared, &self.shared.containers, id).await;
+                }
+                self.shared.container_names.release(name, id);
                 self.slots.remove(&id);
-                Err(error)
+                Err(failure.error)
             }
         };
         if let Some(tell) = tell {
@@ -171,7 +159,8 @@ impl Owner {
             let mut delay = FIRST_RETRY;
             while let Some(shim) = shared.live.shim(pod) {
                 match shim.delete(id.as_str()).await {
-                    Ok(_) | Err(shim_client::ShimError::NotFound { .. }) => return,
+                    // What a shim that is gone had is buried with it.
+                    Ok(_) | Err(ShimError::NotFound { .. } | ShimError::Gone { .. }) => return,
                     Err(error) => {
                         tracing::warn!(container = %id, error = %Chain(&error), "delete a task");
                     }
@@ -234,6 +223,20 @@ impl Owner {
             return;
         }
         tracing::warn!(pod = %self.pod.id, "the pod's shim died");
+        self.lose_shim().await;
+    }
+
+    /// Only with the shim ends a runtime that it called and that does not come back.
+    async fn starts_overdue(&mut self) {
+        self.ending.patient = false;
+        let hangs = self.slots.keys().any(|id| self.starting(*id));
+        if self.is_ending() && hangs && self.pod.phase.is_ready() {
+            tracing::warn!(pod = %self.pod.id, "a start hangs while the pod is to stop");
+            self.lose_shim().await;
+        }
+    }
+
+    async fn lose_shim(&mut self) {
         self.shared.live.drop_shim(self.pod.id);
         if let Err(error) = self.advance_pod(&PodEvent::Lost { at: Timestamp::now() }).await {
             tracing::error!(pod = %self.pod.id, error = %Chain(&error), "record a lost pod");
@@ -241,25 +244,39 @@ impl Owner {
         self.bury();
     }
 
-    fn bury(&self) {
+    fn bury(&mut self) {
+        self.burying = true;
         let (shared, pod) = (Arc::clone(&self.shared), Arc::clone(&self.pod));
         let work = async move { Own(&shared).bury(&pod).await };
         self.child("bury", work, |buried| News::Buried { buried });
     }
 
+    fn bury_again(&mut self) {
+        let lost = matches!(self.pod.phase, PodPhase::Lost { .. });
+        if lost && !self.burying && !self.ending.running {
+            self.bury();
+        }
+    }
+
     async fn buried(&mut self, buried: Result<Vec<Buried>>) {
-        let buried = match buried {
-            Ok(buried) => buried,
+        self.burying = false;
+        match buried {
+            Ok(buried) => self.note_ends(&buried).await,
             Err(error) => {
                 tracing::error!(pod = %self.pod.id, error = %Chain(&error), "bury: tried again");
                 let delay = self.burial_retry;
                 self.burial_retry = doubled(delay);
-                return self.later(delay, News::ShimDied);
+                self.later(delay, News::BuryAgain);
             }
-        };
+        }
+        self.end().await;
+    }
+
+    async fn note_ends(&mut self, buried: &[Buried]) {
         let live: Vec<_> = self.slots.keys().copied().collect();
         for id in live {
-            if !self.container(id).is_ok_and(|c| c.phase.is_live()) {
+            // A start that is still in flight tells by itself.
+            if self.starting(id) || !self.container(id).is_ok_and(|c| c.phase.is_live()) {
                 continue;
             }
             let exit = buried.iter().find(|b| b.id == id.as_str()).and_then(|b| b.exit);
@@ -268,6 +285,22 @@ impl Owner {
                 None => self.vanished(id, Reason::ShimLost).await,
             }
         }
+    }
+
+    /// What it says counts, for containers that nobody could tell about meanwhile.
+    async fn shim_answers(&mut self, shim: Arc<Shim>, tasks: &[TaskState]) {
+        if self.ending.running || self.burying || !self.pod.phase.is_ready() {
+            return;
+        }
+        tracing::info!(pod = %self.pod.id, "the pod's shim answers again");
+        for container in self.shared.containers_of(self.pod.id) {
+            let task = tasks.iter().find(|task| task.id == container.id.as_str());
+            let Some(event) = crate::recover::told(&container.phase, task) else { continue };
+            if let Err(error) = self.advance(container.id, &event).await {
+                tracing::error!(container = %container.id, error = %Chain(&error), "take over");
+            }
+        }
+        self.watch(&shim);
     }
 
     async fn vanished(&mut self, id: Id, reason: Reason) {
@@ -317,16 +350,10 @@ impl Owner {
             let slot = Slot { exited: tokio::sync::watch::Sender::new(exited), ..Slot::default() };
             self.slots.insert(container.id, slot);
         }
-        if let Some(shim) = shim {
-            self.shared.live.set_shim(self.pod.id, Arc::clone(&shim));
-            self.watch_shim(&shim);
-            for container in self.shared.containers_of(self.pod.id) {
-                match container.phase {
-                    ContainerPhase::Running { .. } => self.watch_exit(container.id),
-                    ContainerPhase::Exited(_) => self.collect(container.id),
-                    _ => {}
-                }
-            }
+        match shim {
+            Some(shim) => self.watch(&shim),
+            None if self.pod.phase.is_ready() => self.reconnect(),
+            None => {}
         }
         let wait = self.shared.config.limits.undelivered;
         if !self.pod.delivered {
@@ -338,6 +365,71 @@ impl Owner {
             }
         }
     }
+}
+
+impl Owner {
+    fn watch(&self, shim: &Arc<Shim>) {
+        self.shared.live.set_shim(self.pod.id, Arc::clone(shim));
+        self.watch_shim(shim);
+        for container in self.shared.containers_of(self.pod.id) {
+            match container.phase {
+                ContainerPhase::Running { .. } => self.watch_exit(container.id),
+                ContainerPhase::Exited(_) => self.collect(container.id),
+                _ => {}
+            }
+        }
+    }
+
+    /// Tries until a shim that did not answer does, or turns out to be gone.
+    fn reconnect(&self) {
+        let (shared, pod, me) = (Arc::clone(&self.shared), Arc::clone(&self.pod), self.me.clone());
+        self.shared.tasks.spawn(async move {
+            let mut delay = FIRST_RETRY;
+            while me.upgrade().is_some() {
+                tokio::select! {
+                    () = tokio::time::sleep(delay) => delay = doubled(delay),
+                    () = shared.stop.cancelled() => return,
+                }
+                match reach(&shared, &pod).await {
+                    Ok(news) => return report(&me, news).await,
+                    Err(error) => {
+                        tracing::warn!(pod = %pod.id, error = %Chain(&error), "reach its shim");
+                    }
+                }
+            }
+        });
+    }
+}
+
+async fn reach(shared: &Shared, pod: &PodRecord) -> Result<News> {
+    match Own(shared).connect(pod).await {
+        Ok(shim) => Ok(News::ShimAnswers { tasks: shim.list().await?, shim }),
+        Err(error) if matches!(error.kind(), Kind::NotFound | Kind::Unavailable) => {
+            Ok(News::ShimDied)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Of something that was undone. A disk that is too full even for that takes it later.
+async fn forget<T: Record<Key = Id>>(shared: &Arc<Shared>, table: &Table<T>, id: Id) {
+    if table.delete(&id).await.is_ok() {
+        return;
+    }
+    let (table, stop) = (table.clone(), shared.stop.clone());
+    shared.tasks.spawn(async move {
+        let mut delay = FIRST_RETRY;
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(delay) => delay = doubled(delay),
+                () = stop.cancelled() => return,
+            }
+            match table.delete(&id).await {
+                Ok(_) => return,
+                Err(error) => tracing::warn!(%id, error = %Chain(&error), "forget a record"),
+            }
+        }
+    });
 }
 
 impl Slot {

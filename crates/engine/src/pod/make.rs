@@ -73,6 +73,14 @@ impl Plan for MakePod {
         }
     }
 
+    async fn complete(&mut self) -> Result<()> {
+        let phase = self.pod.phase.on(&PodEvent::Made)?;
+        let made = PodRecord { phase, ..self.pod.clone() };
+        self.shared.pods.put(made.clone()).await?;
+        self.pod = made;
+        Ok(())
+    }
+
     async fn undo(&mut self, step: Step) -> Result<()> {
         match step {
             Step::Files => {

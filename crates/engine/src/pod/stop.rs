@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use futures_util::future::join_all;
+use shim_client::{Shim, ShimError};
 use tokio::sync::watch;
 
 use crate::{
@@ -38,12 +40,27 @@ pub(crate) async fn stop(shared: Arc<Shared>, pod: Arc<PodRecord>, running: Runn
             doing: format!("the end of the containers of pod {}", pod.id),
             limit,
         })?;
+        if tokio::time::timeout(limit, delete_all(&shim)).await.is_err() {
+            tracing::warn!(pod = %pod.id, "deleting its tasks takes too long: they are buried");
+        }
     }
     stage.at(STAGES[1]);
     Own(&shared).stop(&pod).await?;
     shared.live.drop_shim(pod.id);
     stage.at(STAGES[2]);
     Ok(())
+}
+
+/// Those that just ended are being deleted already; to end the shim meanwhile would leave an
+/// OCI runtime at work in a directory that is to go.
+async fn delete_all(shim: &Shim) {
+    let tasks = shim.list().await.unwrap_or_default();
+    let deleted = tasks.iter().map(|task| shim.delete(&task.id));
+    for error in join_all(deleted).await.into_iter().filter_map(std::result::Result::err) {
+        if !matches!(error, ShimError::NotFound { .. }) {
+            tracing::debug!(error = %base::Chain(&error), "delete a task");
+        }
+    }
 }
 
 async fn all_ended(running: Running) {
