@@ -54,7 +54,9 @@
 //!   updates are dealt with here, not in plugins.
 //!
 //! Features: `clap` for [`Flags`] to flatten into a command line, `oci` for conversions from
-//! and to the types of `oci-spec`.
+//! and to the types of `oci-spec`, `serde` for messages as JSON or YAML.
+//!
+//! Whole plugins, each a tool of its own, are among the examples of this crate.
 
 mod adjust;
 mod annotation;
@@ -70,6 +72,7 @@ mod plugin;
 mod request;
 mod resources;
 mod runtime;
+mod signal;
 mod stub;
 pub mod testing;
 mod version;
@@ -95,6 +98,7 @@ pub use request::{
 };
 pub use resources::{Class, Cpu, Memory, PidsLimit, Resources};
 pub use runtime::{Runtime, UpdateError, UpdateErrorKind};
+pub use signal::stop_signal;
 pub use stub::{BuildError, Builder, ConnectError, Reconnect, RunError, Stub};
 /// The wire protocol, for statuses with a code and for metadata.
 pub use ttrpc;
