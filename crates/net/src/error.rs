@@ -47,9 +47,9 @@ pub enum NetError {
     #[error("network {network} gave the pod no address")]
     NoAddress { network: String },
 
-    /// The first failure, and how many more there were.
-    #[error("{count} networks or programs failed, first")]
-    Several { count: usize, source: Box<NetError> },
+    /// More than one, of several networks or programs.
+    #[error("{}", all(failures))]
+    Several { failures: Vec<NetError> },
 
     #[error("{undo}; not all of it could be undone yet, which is tried again")]
     NotUndone { undo: String, source: Box<NetError> },
@@ -88,7 +88,7 @@ pub enum ProgramError {
     #[error("this thread is in another network namespace than the daemon")]
     WrongNamespace,
 
-    #[error("it took longer than {limit:?} and was killed")]
+    #[error("it took longer than {limit:?} and was killed{}", having_said(stderr))]
     Timeout { limit: Duration, stderr: String },
 
     #[error("it was not started: its network has used up {limit:?}")]
@@ -122,7 +122,8 @@ impl NetError {
             Self::AlreadyAttached { .. } => Kind::AlreadyExists,
             Self::NotAttached { .. } => Kind::NotFound,
             Self::Program { source, .. } => source.kind(),
-            Self::Several { source, .. } | Self::NotUndone { source, .. } => source.kind(),
+            Self::Several { failures } => failures.first().map_or(Kind::Internal, Self::kind),
+            Self::NotUndone { source, .. } => source.kind(),
             Self::Template(_) | Self::Rendered(_) => Kind::FailedPrecondition,
             Self::Io { source, .. } => source.into(),
             Self::Store(source) => source.kind(),
@@ -140,16 +141,27 @@ impl NetError {
     }
 
     /// `None` if nothing failed.
-    pub(crate) fn collect(failures: Vec<Self>) -> Option<Self> {
-        let count = failures.len();
-        let first = failures.into_iter().next()?;
-        Some(if count == 1 { first } else { Self::Several { count, source: first.into() } })
+    pub(crate) fn collect(mut failures: Vec<Self>) -> Option<Self> {
+        match failures.len() {
+            0 | 1 => failures.pop(),
+            _ => Some(Self::Several { failures }),
+        }
     }
 
     /// Tells that the undo after `self` failed too.
     pub(crate) fn not_undone(self, undo: &Self) -> Self {
         Self::NotUndone { undo: Chain(undo).to_string(), source: self.into() }
     }
+}
+
+fn all(failures: &[NetError]) -> String {
+    let texts: Vec<_> = failures.iter().map(|failure| Chain(failure).to_string()).collect();
+    texts.join("; ")
+}
+
+/// What a program wrote before it was killed, if anything.
+fn having_said(stderr: &str) -> String {
+    if stderr.is_empty() { String::new() } else { format!("; it had said: {stderr}") }
 }
 
 // === impl ProgramError ===

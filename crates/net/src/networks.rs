@@ -156,8 +156,7 @@ impl Networks {
         for name in shared.source_names() {
             let source = shared.source(&name);
             let mut watcher = Watcher::new(source.dir());
-            watcher.arm(&[]);
-            source.reload().await;
+            source.refresh(&mut watcher).await;
             let task = Arc::clone(&shared).follow(name, watcher);
             shared.tasks.spawn(shared.stop.clone().run_until_cancelled_owned(task));
         }
@@ -340,10 +339,7 @@ impl Shared {
             }
             let pause = if can_tell { self.limits.status_every } else { Duration::MAX };
             if tokio::time::timeout(pause, watcher.changed()).await.is_ok() {
-                watcher.arm(&source.beside());
-                source.reload().await;
-                // Which of them lie beside is known only now.
-                watcher.arm(&source.beside());
+                source.refresh(&mut watcher).await;
             }
         }
     }

@@ -102,6 +102,10 @@ pub(crate) async fn run(
     if ended.is_err() {
         kill(&mut child).await;
     }
+    if !stderr.is_empty() {
+        let (program, verb) = (call.program, call.verb);
+        tracing::debug!(program, %verb, stderr = excerpt(&stderr), "said by a CNI program");
+    }
     match ended {
         Ok(status) => judge(Output { status, stdout, stderr }),
         Err(ProgramError::Timeout { limit, .. }) => {

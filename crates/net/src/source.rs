@@ -22,6 +22,7 @@ use crate::{
     dir::{self, LoadError},
     error::NetError,
     template::{PodCidrs, Template},
+    watch::Watcher,
 };
 
 /// Where networks are configured.
@@ -122,8 +123,21 @@ impl Source {
         }
     }
 
+    /// Reads the directory, watched from before the reading on.
+    pub(crate) async fn refresh(&self, watcher: &mut Watcher) {
+        loop {
+            let beside = self.beside();
+            watcher.arm(&beside);
+            self.reload().await;
+            // Which directories lie beside is known only after the reading.
+            if self.beside() == beside {
+                return;
+            }
+        }
+    }
+
     /// Directories whose files belong to the networks, too.
-    pub(crate) fn beside(&self) -> Vec<PathBuf> {
+    fn beside(&self) -> Vec<PathBuf> {
         let state = self.state.borrow();
         state.networks.iter().map(|network| self.dir().join(&network.name)).collect()
     }

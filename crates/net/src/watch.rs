@@ -42,6 +42,8 @@ pub(crate) struct Watcher {
     armed: BTreeMap<i32, Option<OsString>>,
     /// Not everything is watched.
     degraded: bool,
+    /// Something changed and nobody was told yet.
+    unsettled: bool,
 }
 
 impl Watcher {
@@ -54,7 +56,13 @@ impl Watcher {
             tracing::warn!(dir = %dir.display(), %error, "cannot watch, looking every {POLL:?}");
         });
         let dir = dir.to_owned();
-        Self { dir, inotify: inotify.ok(), armed: BTreeMap::new(), degraded: false }
+        Self {
+            dir,
+            inotify: inotify.ok(),
+            armed: BTreeMap::new(),
+            degraded: false,
+            unsettled: false,
+        }
     }
 
     /// Watches what is there now, and `beside`, directories below.
@@ -91,17 +99,23 @@ impl Watcher {
     }
 
     /// Resolves some time after something changed, when it has settled. Cancel safe.
-    pub(crate) async fn changed(&self) {
-        let poll = async {
-            match self.degraded || self.inotify.is_none() {
-                true => sleep(POLL).await,
-                false => std::future::pending().await,
+    pub(crate) async fn changed(&mut self) {
+        if !self.unsettled {
+            let poll = async {
+                match self.degraded || self.inotify.is_none() {
+                    true => sleep(POLL).await,
+                    false => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = self.event() => {}
+                () = poll => {}
             }
-        };
-        tokio::select! {
-            () = self.event() => sleep(SETTLE).await,
-            () = poll => {}
         }
+        // Events are gone once they are read: who drops us now must hear of them later.
+        self.unsettled = true;
+        sleep(SETTLE).await;
+        self.unsettled = false;
     }
 
     async fn event(&self) {
@@ -174,7 +188,7 @@ mod tests {
 
     use super::*;
 
-    async fn told(watcher: &Watcher) -> bool {
+    async fn told(watcher: &mut Watcher) -> bool {
         timeout(Duration::from_millis(400), watcher.changed()).await.is_ok()
     }
 
@@ -185,17 +199,17 @@ mod tests {
         fs::create_dir(&dir).unwrap();
         let mut watcher = Watcher::new(&dir);
         watcher.arm(&[]);
-        assert!(!told(&watcher).await);
+        assert!(!told(&mut watcher).await);
         fs::write(dir.join("a"), "x").unwrap();
-        assert!(told(&watcher).await);
-        assert!(!told(&watcher).await, "told once");
+        assert!(told(&mut watcher).await);
+        assert!(!told(&mut watcher).await, "told once");
         fs::rename(dir.join("a"), dir.join("b")).unwrap();
-        assert!(told(&watcher).await);
+        assert!(told(&mut watcher).await);
         fs::remove_file(dir.join("b")).unwrap();
-        assert!(told(&watcher).await);
+        assert!(told(&mut watcher).await);
         // A neighbour is not our business.
         fs::write(root.path().join("other"), "x").unwrap();
-        assert!(!told(&watcher).await);
+        assert!(!told(&mut watcher).await);
     }
 
     #[tokio::test]
@@ -206,22 +220,35 @@ mod tests {
         for part in ["etc", "etc/cni", "etc/cni/net.d"] {
             watcher.arm(&[]);
             fs::create_dir(root.path().join(part)).unwrap();
-            assert!(told(&watcher).await, "{part}");
+            assert!(told(&mut watcher).await, "{part}");
         }
         watcher.arm(&[]);
         fs::remove_dir_all(root.path().join("etc")).unwrap();
-        assert!(told(&watcher).await);
+        assert!(told(&mut watcher).await);
         watcher.arm(&[]);
         fs::create_dir_all(&dir).unwrap();
-        assert!(told(&watcher).await);
+        assert!(told(&mut watcher).await);
         watcher.arm(&[]);
         // Moved away with its watch: what happens there is not ours any more.
         let away = root.path().join("away");
         fs::rename(&dir, &away).unwrap();
-        assert!(told(&watcher).await);
+        assert!(told(&mut watcher).await);
         watcher.arm(&[]);
         fs::write(away.join("a"), "x").unwrap();
-        assert!(!told(&watcher).await);
+        assert!(!told(&mut watcher).await);
+    }
+
+    #[tokio::test]
+    async fn an_impatient_listener_misses_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut watcher = Watcher::new(dir.path());
+        watcher.arm(&[]);
+        for number in 0..10 {
+            fs::write(dir.path().join("a"), number.to_string()).unwrap();
+            // Gives up between the event and its settling.
+            assert!(timeout(SETTLE / 2, watcher.changed()).await.is_err());
+            assert!(told(&mut watcher).await, "change {number} was lost");
+        }
     }
 
     #[tokio::test]
@@ -237,9 +264,9 @@ mod tests {
         let next = root.path().join("next");
         std::os::unix::fs::symlink(&two, &next).unwrap();
         fs::rename(&next, &dir).unwrap();
-        assert!(told(&watcher).await);
+        assert!(told(&mut watcher).await);
         watcher.arm(&[]);
         fs::write(two.join("a"), "x").unwrap();
-        assert!(told(&watcher).await);
+        assert!(told(&mut watcher).await);
     }
 }

@@ -127,6 +127,7 @@ async fn what_hangs_is_killed_with_its_children() {
     assert!(begun.elapsed() < Duration::from_secs(5));
     assert!(matches!(&error, ProgramError::Timeout { stderr, .. } if stderr == "why"), "{error:?}");
     assert_eq!(error.kind(), base::Kind::Deadline);
+    assert!(error.to_string().ends_with("was killed; it had said: why"), "{error}");
     assert!(!fake::is_running(&fixture.file("leader")));
     fake::wait_until_gone(&fixture.file("child"));
 }
