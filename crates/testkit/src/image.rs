@@ -378,4 +378,19 @@ mod tests {
         let parsed: Value = serde_json::from_slice(&index.blob.bytes).expect("is JSON");
         assert_eq!(parsed["manifests"][0]["platform"]["os"], "linux");
     }
+
+    #[test]
+    fn busybox_has_a_shell() {
+        let Ok(image) = busybox() else {
+            return crate::skip("busybox_has_a_shell", "no busybox here");
+        };
+        let tar = flate2::read::GzDecoder::new(&image.layers[0].bytes[..]);
+        let mut tar = tar::Archive::new(tar);
+        let entries = tar.entries().expect("reads").map(|entry| entry.expect("reads"));
+        let paths: Vec<_> =
+            entries.map(|entry| entry.path().expect("a path").into_owned()).collect();
+        for path in ["bin/busybox", "bin/sh", "etc/passwd", "tmp"] {
+            assert!(paths.iter().any(|found| found == Path::new(path)), "{path} is not in it");
+        }
+    }
 }

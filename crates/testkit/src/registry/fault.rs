@@ -11,6 +11,8 @@ pub enum Fault {
     TooMany { retry_after: u64 },
     /// Never answer.
     Hang,
+    /// Take so long to begin.
+    AnswerAfter(Duration),
     /// Pause between pieces of so many bytes.
     Slow { piece: usize, pause: Duration },
     /// Send that much of the body, then nothing, with the connection open.

@@ -79,6 +79,7 @@ impl Server {
         let fault = self.take_fault(&seen.path);
         match &fault {
             Some(Fault::Hang) => std::future::pending().await,
+            Some(Fault::AnswerAfter(pause)) => tokio::time::sleep(*pause).await,
             Some(Fault::Status(status)) => return error(*status, "FAULT"),
             Some(Fault::TooMany { retry_after }) => {
                 let mut answer = error(429, "TOOMANYREQUESTS");
