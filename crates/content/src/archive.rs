@@ -25,7 +25,6 @@ use base::{Digest, DigestError, ImageRef, ImageRefError, Kind};
 
 use crate::{
     blobs::BlobStore,
-    collect::Deed,
     error::ContentError,
     image::platform::Platform,
     images::{Images, Inner},
@@ -135,7 +134,8 @@ impl<S: LayerSink> Images<S> {
             imported.push(import_one(images, image, &snapshotter).await?);
         }
         drop(lease);
-        images.discard_unneeded(contents).await?;
+        let files = contents.files.into_values().map(|(digest, _)| digest);
+        images.discard_unneeded(files.collect()).await?;
         Ok(imported)
     }
 
@@ -167,29 +167,16 @@ impl<S: LayerSink> Images<S> {
 
 async fn import_one<S: LayerSink>(
     images: &Arc<Inner<S>>,
-    image: ImageRecord,
+    mut image: ImageRecord,
     snapshotter: &Arc<str>,
 ) -> Result<Imported, ContentError> {
     let lease = images.lease();
     lease.add(image.blobs().map(|(digest, _)| digest));
     unpack_layers(images, &image, snapshotter, &lease).await?;
+    for root in image.roots.values_mut() {
+        root.keeps_layers = images.config.keep_layers;
+    }
     let (id, names) = (image.id.clone(), image.names.keys().cloned().collect());
     commit(images, image, lease).await?;
     Ok(Imported { id, names })
-}
-
-impl<S: LayerSink> Inner<S> {
-    async fn discard_unneeded(
-        self: &Arc<Self>,
-        contents: read::Contents,
-    ) -> Result<(), ContentError> {
-        let images = Arc::clone(self);
-        self.blocking(move || {
-            for (digest, _) in contents.files.values() {
-                images.sweep_blob(digest, Deed::Delete)?;
-            }
-            images.blobs.empty_trash().map_err(Into::into)
-        })
-        .await
-    }
 }

@@ -100,7 +100,7 @@ impl<S: LayerSink> Images<S> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Deed {
+enum Deed {
     Look,
     Delete,
 }
@@ -108,15 +108,36 @@ pub(crate) enum Deed {
 impl<S: LayerSink> Inner<S> {
     /// The blobs of an image whose record has gone or shrunk.
     async fn discard_of(self: &Arc<Self>, image: &ImageRecord) -> Result<(), ContentError> {
-        let blobs: BTreeSet<Digest> = image.blobs().map(|(digest, _)| digest.clone()).collect();
+        let blobs = image.blobs().map(|(digest, _)| digest.clone()).collect();
+        self.discard_unneeded(blobs).await
+    }
+
+    /// Those of them that nothing needs.
+    pub(crate) async fn discard_unneeded(
+        self: &Arc<Self>,
+        blobs: BTreeSet<Digest>,
+    ) -> Result<(), ContentError> {
         let images = Arc::clone(self);
         self.blocking(move || {
             for digest in &blobs {
                 images.sweep_blob(digest, Deed::Delete)?;
             }
-            images.blobs.empty_trash().map_err(Into::into)
+            Ok(())
         })
-        .await
+        .await?;
+        self.delete_in_background();
+        Ok(())
+    }
+
+    /// Out of sight already; the caller need not wait for the disk.
+    pub(crate) fn delete_in_background(&self) {
+        let blobs = self.blobs.clone();
+        self.tracker.spawn_blocking(move || {
+            if let Err(error) = blobs.empty_trash() {
+                // Tried again at each removal and at the next start.
+                tracing::warn!(error = %base::Chain(&error), "discarded blobs cannot be deleted");
+            }
+        });
     }
 
     fn sweep(&self, deed: Deed) -> Result<Pruned, ContentError> {
@@ -146,7 +167,7 @@ impl<S: LayerSink> Inner<S> {
     }
 
     /// True if nothing needs it and it was here.
-    pub(crate) fn sweep_blob(&self, digest: &Digest, deed: Deed) -> Result<bool, ContentError> {
+    fn sweep_blob(&self, digest: &Digest, deed: Deed) -> Result<bool, ContentError> {
         let named = || {
             let known = self.table.list();
             known.iter().any(|image| image.blobs().any(|(other, _)| other == digest))

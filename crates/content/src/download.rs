@@ -16,8 +16,9 @@ use crate::{
     registry::{Contribution, FetchError, Session},
 };
 
-/// Pieces between the network and the disk; when full, the network waits.
-const PIECES: usize = 16;
+/// Pieces between the network and the disk, each of up to 400 KiB; when full, the network
+/// waits.
+const PIECES: usize = 4;
 
 /// Up to this size a blob does not queue behind layers: configurations, for which a whole
 /// pull waits.

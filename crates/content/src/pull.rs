@@ -343,9 +343,12 @@ pub(crate) async fn commit<S: LayerSink>(
         let blobs = inner.blobs.clone();
         inner.blocking(move || blobs.sync().map_err(Into::into)).await?;
         inner.sink.sync().await.map_err(ContentError::Sync)?;
-        let committed = inner.adopt(record).await;
+        let roots = record.roots.values().filter(|root| !root.keeps_layers);
+        let layers = roots.flat_map(|root| &root.layers).map(|layer| layer.digest.clone());
+        let unneeded = layers.collect();
+        inner.adopt(record).await?;
         drop(lease);
-        committed
+        inner.discard_unneeded(unneeded).await
     };
     images.tracker.spawn(commit).await.unwrap_or(Err(ContentError::Lost))
 }

@@ -111,15 +111,17 @@ impl Registry {
         credentials: &Credentials,
     ) -> Result<Session, SetupError> {
         let hosts = hosts::hosts(&self.0.config.hosts_dirs, repository.registry())?;
-        let endpoint = |host: Host| Endpoint {
+        let last = hosts.len().saturating_sub(1);
+        let endpoint = |(at, host): (usize, Host)| Endpoint {
             client: self.0.client(&host),
             host,
             patience: self.0.config.patience,
+            is_last: at == last,
             repository: repository.path().to_owned(),
             credentials: credentials.clone(),
             grant: tokio::sync::Mutex::default(),
         };
-        let endpoints = hosts.into_iter().map(endpoint).collect();
+        let endpoints = hosts.into_iter().enumerate().map(endpoint).collect();
         Ok(Session::new(self.clone(), repository.clone(), credentials.clone(), endpoints))
     }
 }

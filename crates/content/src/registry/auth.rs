@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Secrets are sent only to who asked for them, and not in the clear to a token service of
-//! a registry that itself speaks TLS.
+//! a registry that itself speaks TLS. A mirror that asks gets the same as the registry: it
+//! is in `hosts.toml` because the operator trusts it to stand for that one.
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 

@@ -46,14 +46,17 @@ pub struct Patience {
     pub dial: Duration,
     /// From the request to the beginning of the answer.
     pub answer: Duration,
+    /// The same for a blob from the registry itself, to which there is no alternative: a
+    /// proxy may fetch all of it first.
+    pub blob_answer: Duration,
     /// Between two pieces of the answer.
     pub progress: Duration,
 }
 
 impl Default for Patience {
     fn default() -> Self {
-        let [dial, answer, progress] = [30, 30, 60].map(Duration::from_secs);
-        Self { dial, answer, progress }
+        let [dial, answer, blob_answer, progress] = [30, 30, 300, 60].map(Duration::from_secs);
+        Self { dial, answer, blob_answer, progress }
     }
 }
 
@@ -63,6 +66,8 @@ pub(super) struct Endpoint {
     /// Or why this server cannot be spoken to at all.
     pub(super) client: Result<Client, Refusal>,
     pub(super) patience: Patience,
+    /// The registry itself, and not one of its mirrors: nobody is asked after it.
+    pub(super) is_last: bool,
     pub(super) repository: String,
     pub(super) credentials: Credentials,
     /// Held while a grant is fetched: parallel requests wait for one and share it.
@@ -94,6 +99,8 @@ struct Ask {
     headers: HeaderMap,
     /// The answer is checked against a digest, so it may come by any way.
     by_digest: bool,
+    /// How long its answer may take to begin.
+    patience: Duration,
 }
 
 impl Endpoint {
@@ -142,7 +149,7 @@ impl Endpoint {
             headers.append(ACCEPT, HeaderValue::from_static(media_type));
         }
         let path = format!("/{}/manifests/{reference}", self.repository);
-        Ask { method, path, headers, by_digest }
+        Ask { method, path, headers, by_digest, patience: self.patience.answer }
     }
 
     /// From byte `from` on. With `ranges` false the server is not asked to begin there.
@@ -158,7 +165,8 @@ impl Endpoint {
             headers.insert(RANGE, range.map_err(|e| Refusal::Protocol(e.to_string()))?);
         }
         let path = format!("/{}/blobs/{}", self.repository, blob.digest);
-        let ask = Ask { method: Method::GET, path, headers, by_digest: true };
+        let patience = if self.is_last { self.patience.blob_answer } else { self.patience.answer };
+        let ask = Ask { method: Method::GET, path, headers, by_digest: true, patience };
         let response = match self.send(&ask).await {
             Err(Refusal::Status { status: 416, .. }) => return Err(Refusal::Range(from)),
             other => other?,
@@ -239,7 +247,7 @@ impl Endpoint {
             }
         };
         let sent = async {
-            let response = self.within_patience(built.send()).await?;
+            let response = self.within(self.patience.answer, built.send()).await?;
             if response.status() == StatusCode::UNAUTHORIZED {
                 return Err(self.unauthorized(response).await);
             }
@@ -269,7 +277,7 @@ impl Endpoint {
                 self.own_headers(&mut headers, grant)?;
             }
             let request = client.request(ask.method.clone(), url.clone()).headers(headers);
-            let response = self.within_patience(request.send()).await?;
+            let response = self.within(ask.patience, request.send()).await?;
             if !response.status().is_redirection() {
                 return Ok(response);
             }
@@ -308,11 +316,12 @@ impl Endpoint {
         Ok(())
     }
 
-    async fn within_patience(
+    async fn within(
         &self,
+        patience: Duration,
         sending: impl Future<Output = reqwest::Result<Response>>,
     ) -> Result<Response, Refusal> {
-        let limit = self.host.dial_timeout.unwrap_or(self.patience.dial) + self.patience.answer;
+        let limit = self.host.dial_timeout.unwrap_or(self.patience.dial) + patience;
         match timeout(limit, sending).await {
             Err(_) => Err(Refusal::Silent(limit)),
             Ok(sent) => sent.map_err(refusal),

@@ -158,6 +158,17 @@ async fn a_server_that_never_answers_is_given_up() {
 }
 
 #[tokio::test]
+async fn a_proxy_may_fetch_a_blob_before_it_answers() {
+    let world = World::new().await;
+    let late = Fault::AnswerAfter(Duration::from_millis(2_300));
+    world.registry.fault(Target::Blob(world.layer()), late.clone());
+    world.overcomes(1).await;
+    let world = World::new().await;
+    world.registry.fault(Target::Manifests, late);
+    world.fails(Kind::Unavailable, "no answer within 2s").await;
+}
+
+#[tokio::test]
 async fn a_refused_connection_is_told() {
     let world = World::new().await;
     let name = {

@@ -174,8 +174,8 @@ pub(crate) struct Machine {
 
 /// Short, so that a test of a hanging server ends soon; long enough for a busy machine.
 pub(crate) fn patience() -> Patience {
-    let [dial, answer, progress] = [1_000, 1_000, 1_000].map(Duration::from_millis);
-    Patience { dial, answer, progress }
+    let second = Duration::from_secs(1);
+    Patience { dial: second, answer: second, blob_answer: 2 * second, progress: second }
 }
 
 pub(crate) fn config(home: &Path) -> ContentConfig {
