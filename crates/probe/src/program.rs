@@ -203,9 +203,14 @@ mod tests {
         assert!(matches!(error, RunError::Limit { .. }), "{error}");
         assert!(start.elapsed() < Duration::from_secs(5));
         let pid: i32 = std::fs::read_to_string(note).unwrap().trim().parse().unwrap();
-        // Dead, though its new parent may not have reaped it yet.
-        let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        assert!(status.is_empty() || status.contains(") Z "), "{status}");
+        // Dead in a moment, though its new parent may not have reaped it yet.
+        let status = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let dead = |status: String| status.is_empty() || status.contains(") Z ");
+        let ended = (0..500).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            dead(status())
+        });
+        assert!(ended, "{}", status());
     }
 
     #[test]
