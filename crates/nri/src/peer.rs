@@ -7,7 +7,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use nri_wire::{EventMask, PluginId, Trunk, api::*};
-use tokio::time::Instant;
+use tokio::{sync::OnceCell, time::Instant};
 use ttrpc::{Code, Context, Metadata, Status};
 
 use crate::{
@@ -53,6 +53,7 @@ pub(crate) struct Peer {
     old_events: AtomicBool,
     no_validator: AtomicBool,
     strikes: AtomicU32,
+    goodbye: OnceCell<()>,
 }
 
 /// Its policy, and the time it has for an answer.
@@ -111,6 +112,7 @@ impl Peer {
             old_events: AtomicBool::new(false),
             no_validator: AtomicBool::new(false),
             strikes: AtomicU32::new(0),
+            goodbye: OnceCell::new(),
         }
     }
 
@@ -319,8 +321,12 @@ impl Peer {
         answer
     }
 
+    /// Tells the plugin that we are done with it, once, whoever says so.
     pub(crate) async fn shutdown(&self, limit: Duration) {
-        let _ = self.client.shutdown(&Context::timeout(limit), &Empty {}).await;
+        let say = async {
+            let _ = self.client.shutdown(&Context::timeout(limit), &Empty {}).await;
+        };
+        self.goodbye.get_or_init(|| say).await;
     }
 
     async fn timed<T>(

@@ -38,7 +38,7 @@ use nri_wire::{EventMask, PluginId, api};
 use parking_lot::{Mutex, RwLock};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::{Semaphore, watch},
+    sync::{Notify, Semaphore, watch},
     time::Instant,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -63,6 +63,8 @@ use crate::{
 /// gets its place.
 const MAX_IN_FLIGHT: usize = 4096;
 
+/// How long requests on their way have to end when we stop.
+const DRAIN: Duration = Duration::from_secs(5);
 /// How long a plugin has to answer `Shutdown`.
 const SHUTDOWN: Duration = Duration::from_secs(1);
 
@@ -130,6 +132,8 @@ pub(crate) struct Shared {
     /// One set of changes at a time, so that what is put back is what was there.
     changes: tokio::sync::Mutex<()>,
     room: Arc<Semaphore>,
+    /// Told whenever nothing is on its way.
+    idle: Notify,
     /// Counts the comings and goings of active plugins.
     members: watch::Sender<u64>,
     services: Mutex<Services>,
@@ -187,6 +191,7 @@ impl Nri {
             domains: RwLock::default(),
             changes: tokio::sync::Mutex::default(),
             room: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
+            idle: Notify::new(),
             members: watch::Sender::new(0),
             services: Mutex::default(),
             tasks: TaskTracker::new(),
@@ -303,12 +308,14 @@ impl Nri {
         self.shared.state.lock().journals.get(container).cloned()
     }
 
-    /// Tells plugins that we stop, closes their connections and ends those we started.
-    /// Containers are not touched. Requests from here on fail.
+    /// Lets what is on its way end, tells plugins that we stop, closes their connections and
+    /// ends those we started. Containers are not touched. Requests from here on fail.
     ///
     /// Not cancel safe: call it again to finish.
     pub async fn shutdown(&self) {
         self.shared.room.close();
+        // What was told already, such as that a container is gone, still arrives.
+        let _ = tokio::time::timeout(DRAIN, self.shared.idle()).await;
         self.shared.stop.cancel();
         self.close_plugins().await;
         let services = std::mem::take(&mut *self.shared.services.lock());
@@ -328,6 +335,17 @@ impl Nri {
 }
 
 impl Shared {
+    /// Nothing is on its way.
+    async fn idle(&self) {
+        loop {
+            let told = self.idle.notified();
+            if self.state.lock().flights.is_empty() {
+                return;
+            }
+            told.await;
+        }
+    }
+
     fn is_hidden(&self, domain: &str) -> bool {
         let settings = self.settings.load();
         settings.domains.get(domain).is_some_and(|domain| domain.hidden)

@@ -139,7 +139,7 @@ impl Shared {
         }
         let actions = state.pipeline.finish(place, success);
         self.deliver(&mut state, actions, Some(&flight.subject));
-        state.prune();
+        self.settled(&mut state);
         true
     }
 
@@ -151,8 +151,16 @@ impl Shared {
         flight.over.cancel();
         let actions = state.pipeline.finish(place, false);
         self.deliver(&mut state, actions, Some(&flight.subject));
-        state.prune();
+        self.settled(&mut state);
         true
+    }
+
+    /// A request has left.
+    fn settled(&self, state: &mut State) {
+        state.prune();
+        if state.flights.is_empty() {
+            self.idle.notify_waiters();
+        }
     }
 
     /// The plugin is gone, by its own will or ours.

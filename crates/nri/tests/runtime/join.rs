@@ -297,6 +297,19 @@ async fn switched_off_it_is_out_of_the_way() {
     assert_eq!(world.plugins(), Vec::<String>::new());
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_is_on_its_way_arrives_before_we_stop() {
+    let world = World::new().await;
+    world.create("c").await.unwrap();
+    let script =
+        Script::new("StopContainer,RemoveContainer").slow(std::time::Duration::from_secs(1));
+    let _live = world.plugin("10-a", script).await;
+    world.remove("c").await;
+    world.nri.shutdown().await;
+    let told = world.told.all();
+    assert_eq!(told[2..], ["10-a StopContainer c", "10-a RemoveContainer c", "10-a Shutdown "]);
+}
+
 #[tokio::test]
 async fn plugins_are_told_when_we_stop() {
     let world = World::new().await;
