@@ -47,6 +47,9 @@ pub fn rebase_layer(
     Ok(rebase.tree.usage)
 }
 
+/// No entry can have this name: it would delete nothing.
+const ASIDE: &[u8] = b".wh..";
+
 struct Rebase {
     tree: Tree,
     below: Stack,
@@ -102,10 +105,14 @@ impl Rebase {
             return Err(ApplyError::refused(path, Refusal::Loop));
         }
         self.tree.forget_known();
+        // First out of the way: the place it belongs to may be one it lies in.
+        let (own, root) = (self.tree.open(parent)?, self.tree.root());
+        renameat(&own.fd, name, &root.fd, ASIDE).map_err(ApplyError::io("move", path))?;
+        self.rename_pending(path, ASIDE);
         let to = self.tree.dir(&target)?;
-        self.move_into(path, &to.path)?;
+        self.move_into(ASIDE, &to.path)?;
+        self.rename_pending(ASIDE, &to.path);
         self.tree.forget_known();
-        self.rename_pending(path, &to.path);
         Ok(())
     }
 
@@ -329,10 +336,18 @@ impl Rebase {
             }
             let (dir, name) = path::split(&path);
             let dir = self.tree.open(dir)?;
-            self.form
-                .add_whiteout(dir.fd.as_fd(), name)
-                .map_err(ApplyError::io("mark as deleted", &path))?;
-            self.tree.usage += Usage::NODE;
+            match self.tree.probe(&dir, name)? {
+                Node::Missing => {
+                    let marked = self.form.add_whiteout(dir.fd.as_fd(), name);
+                    marked.map_err(ApplyError::io("mark as deleted", &path))?;
+                    self.tree.usage += Usage::NODE;
+                }
+                // Moved here from where a link led.
+                Node::Directory(_) => {
+                    self.tree.pending.opaque.insert(path);
+                }
+                _ => {}
+            }
         }
         for path in self.tree.pending.opaque.clone() {
             // Nothing below, or nothing that this one would continue: nothing to hide.

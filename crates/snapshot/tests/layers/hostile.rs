@@ -158,6 +158,12 @@ fn symlinks_of_layers_below_that_lead_out() {
     case("delete through a link", [symlink("l", "../outside")])
         .then([file("l/.wh.secret", "")])
         .gives(&["/outside"]);
+    case("over its own way", [dir("a"), symlink("a/l", "/")])
+        .then([file("a/l/a", "x")])
+        .gives(&["/a"]);
+    case("here", [symlink("a", ".")])
+        .then([file("a/a/b", "x"), file("a/a/a/.wh.c", "")])
+        .gives(&["/b"]);
     case("file in the way", [file("f", "x")]).then([file("f/x", "x")]).refused("not a directory");
     case("hard link through a link", [symlink("l", "../outside")])
         .then([hardlink("mine", "l/secret")])
