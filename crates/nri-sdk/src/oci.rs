@@ -1,6 +1,6 @@
 //! From and to the types of the OCI runtime specification, as `oci-spec` has them.
 //!
-//! Messages ([`api`](crate::api)) convert by themselves, with `From` and `TryFrom`; this is
+//! Messages ([`api`]) convert by themselves, with `From` and `TryFrom`; this is
 //! for the types of this crate, whose entries have their key outside.
 //!
 //! ```
