@@ -151,7 +151,7 @@ pub(crate) enum News {
         buried: Result<Vec<Buried>>,
     },
     PodStopped {
-        stopped: Result<()>,
+        stopped: Result<Vec<Buried>>,
     },
     PodRemoved {
         removed: Result<()>,

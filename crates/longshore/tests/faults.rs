@@ -19,6 +19,7 @@ use testkit::{
     Node, Pod,
     image::{ImageBuilder, LayerBuilder},
 };
+use tokio::task::JoinSet;
 use tonic::{Code, Status};
 
 const LONGSHORE: &str = env!("CARGO_BIN_EXE_longshore");
@@ -331,20 +332,32 @@ async fn cri_of(node: &Node) -> testkit::Cri {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shim_that_does_not_answer_times_out_and_recovers() {
-    let Some(node) = Node::start("a_shim_that_does_not_answer", LONGSHORE).await else { return };
+    let Some(mut node) = Node::start("a_shim_that_does_not_answer", LONGSHORE).await else {
+        return;
+    };
     let cri = node.cri().await.unwrap();
     let pod = cri.run_pod(&node.pod("p")).await.unwrap();
     let id = cri.run(&pod, node.sh("c", "exec sleep 1000")).await.unwrap();
     let shim = node.shim(&pod).unwrap();
     shim.signal(Signal::STOP);
+    let doomed = cri.run_pod(&node.pod("doomed")).await.unwrap();
+    let ran = cri.run(&doomed, node.sh("c", "exec sleep 1000")).await.unwrap();
+    node.note_processes();
+    node.shim(&doomed).unwrap().signal(Signal::STOP);
 
     // Reads wait for nobody.
     assert_eq!(cri.status(&id).await.unwrap().state(), ContainerState::ContainerRunning);
     let ready = cri.pod_status(&pod.id).await.unwrap().status.unwrap().state();
     assert_eq!(ready, PodSandboxState::SandboxReady);
-    let (exec, log) = tokio::join!(cri.exec(&id, &["true"]), cri.reopen_log(&id));
+    let (exec, log, stopped) =
+        tokio::join!(cri.exec(&id, &["true"]), cri.reopen_log(&id), cri.stop_pod(&doomed.id));
     refused(exec, Code::DeadlineExceeded, &["no answer within"]);
     refused(log, Code::DeadlineExceeded, &["no answer within"]);
+    // A pod ends without its shim's consent.
+    stopped.unwrap();
+    let status = cri.status(&ran).await.unwrap();
+    let told = (status.exit_code, status.reason.as_str());
+    assert!([(255, "ShimLost"), (137, "Error")].contains(&told), "{status:?}");
 
     shim.signal(Signal::CONT);
     assert_eq!(cri.exec(&id, &["true"]).await.unwrap().exit_code, 0);
@@ -414,6 +427,8 @@ async fn a_full_disk_is_said_and_the_retry_works_when_there_is_room() {
     let config = node.sh("c", "echo written > /file && cat /file");
     cri.run_to_end(&pod, config.clone()).await.unwrap();
     let config = again(&config);
+    let created = cri.create(&pod, node.sh("created", "echo > /file")).await.unwrap();
+    let runs = cri.run(&pod, node.sh("runs", "exec sleep 1000")).await.unwrap();
     let before = node.left();
 
     let filler = Filler::fill(&node.daemon.root());
@@ -426,14 +441,27 @@ async fn a_full_disk_is_said_and_the_retry_works_when_there_is_room() {
             &["create-container"],
         );
     }
+    let status = cri.start(&created).await.unwrap_err();
+    assert!(status.message().to_lowercase().contains("no space left"), "{status}");
+    let mut stopping = JoinSet::new();
+    let stopper = cri.clone();
+    let stopped = runs.clone();
+    stopping.spawn(async move { stopper.stop(&stopped, 0).await });
     let mut left = node.left();
     left.retain(|thing| !before.contains(thing));
     assert!(left.is_empty(), "all of it undone: {left:?}");
     assert_eq!(cri.pods().await.unwrap().len(), 1, "reads go on");
     drop(filler);
 
+    // An exit that could not be recorded is recorded now.
+    stopping.join_next().await.unwrap().unwrap().unwrap();
+    assert_eq!(cri.status(&runs).await.unwrap().exit_code, 137);
     cri.run_pod(&node.pod("q")).await.unwrap();
     let status = cri.run_to_end(&pod, config).await.unwrap();
     assert_eq!(status.exit_code, 0);
+    if cri.status(&created).await.unwrap().state() == ContainerState::ContainerCreated {
+        cri.start(&created).await.unwrap();
+        assert_eq!(cri.exited(&created).await.unwrap().exit_code, 0);
+    }
     node.finish().await.unwrap();
 }

@@ -317,11 +317,14 @@ impl Owner {
 
     // === the end of the pod ===
 
-    async fn pod_stopped(&mut self, stopped: Result<()>) {
+    async fn pod_stopped(&mut self, stopped: Result<Vec<Buried>>) {
         self.ending.running = false;
         let result = match stopped {
-            Ok(()) => self.advance_pod(&PodEvent::Stopped { at: Timestamp::now() }).await,
-            failed => failed,
+            Ok(buried) => {
+                self.note_ends(&buried).await;
+                self.advance_pod(&PodEvent::Stopped { at: Timestamp::now() }).await
+            }
+            Err(error) => Err(error),
         };
         match result {
             Ok(()) => self.end().await,

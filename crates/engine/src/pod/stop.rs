@@ -1,9 +1,9 @@
 //! Ending a pod: its containers, then its keeper.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use shim_client::{Shim, ShimError};
+use shim_client::{Buried, Shim, ShimError};
 use tokio::sync::watch;
 
 use crate::{
@@ -21,33 +21,48 @@ const SIGKILL: u32 = 9;
 /// Containers that were running when the stop began, and the news of their exits.
 pub(crate) type Running = Vec<(String, watch::Receiver<bool>)>;
 
-/// Kills what runs, waits until the exits are on record, then ends the keeper. Idempotent;
-/// not cancel safe.
-pub(crate) async fn stop(shared: Arc<Shared>, pod: Arc<PodRecord>, running: Running) -> Result<()> {
+/// Kills what runs, waits until the exits are on record, then ends the keeper; with one that
+/// does not answer, its containers end too, as is told. Idempotent; not cancel safe.
+pub(crate) async fn stop(
+    shared: Arc<Shared>,
+    pod: Arc<PodRecord>,
+    running: Running,
+) -> Result<Vec<Buried>> {
     let stage = shared.stages.enter(pod.id, OPERATION);
     if let Some(shim) = shared.live.shim(pod.id) {
         stage.at(STAGES[0]);
-        for (id, _) in &running {
-            // Its end, not this call, is what counts: it may have ended by itself, and a
-            // shim that does not answer is buried below.
-            if let Err(error) = shim.kill(id, SIGKILL, true).await {
-                tracing::debug!(container = id, error = %base::Chain(&error), "kill");
-            }
-        }
         let limit = shared.config.limits.kill;
-        let ended = tokio::time::timeout(limit, all_ended(running)).await;
-        ended.map_err(|_| EngineError::Timeout {
-            doing: format!("the end of the containers of pod {}", pod.id),
-            limit,
-        })?;
-        if tokio::time::timeout(limit, delete_all(&shim)).await.is_err() {
-            tracing::warn!(pod = %pod.id, "deleting its tasks takes too long: they are buried");
+        tokio::select! {
+            emptied = empty(&pod, &shim, running, limit) => emptied?,
+            () = shim.died() => {}
         }
     }
     stage.at(STAGES[1]);
-    Own(&shared).stop(&pod).await?;
+    let buried = Own(&shared).bury(&pod).await?;
     shared.live.drop_shim(pod.id);
     stage.at(STAGES[2]);
+    Ok(buried)
+}
+
+/// Ends the containers in good order. That of one whose shim does not answer is the burial.
+async fn empty(pod: &PodRecord, shim: &Shim, running: Running, limit: Duration) -> Result<()> {
+    let kills = join_all(running.iter().map(|(id, _)| shim.kill(id, SIGKILL, true))).await;
+    for error in kills.iter().filter_map(|kill| kill.as_ref().err()) {
+        // Its end, not this call, is what counts: it may have ended by itself.
+        tracing::debug!(pod = %pod.id, error = %base::Chain(error), "kill");
+        if matches!(error, ShimError::Timeout { .. } | ShimError::Gone { .. }) {
+            tracing::warn!(pod = %pod.id, "its shim does not answer: ended with its containers");
+            return Ok(());
+        }
+    }
+    let ended = tokio::time::timeout(limit, all_ended(running)).await;
+    ended.map_err(|_| EngineError::Timeout {
+        doing: format!("the end of the containers of pod {}", pod.id),
+        limit,
+    })?;
+    if tokio::time::timeout(limit, delete_all(shim)).await.is_err() {
+        tracing::warn!(pod = %pod.id, "deleting its tasks takes too long: they are buried");
+    }
     Ok(())
 }
 
