@@ -124,7 +124,7 @@ async fn what_hangs_is_killed_with_its_children() {
     .limit(500);
     let begun = Instant::now();
     let error = fixture.run().await.unwrap_err();
-    assert!(begun.elapsed() < Duration::from_secs(5));
+    assert!(begun.elapsed() < Duration::from_secs(15));
     assert!(matches!(&error, ProgramError::Timeout { stderr, .. } if stderr == "why"), "{error:?}");
     assert_eq!(error.kind(), base::Kind::Deadline);
     assert!(error.to_string().ends_with("was killed; it had said: why"), "{error}");
@@ -165,7 +165,7 @@ async fn a_child_that_holds_the_pipes_holds_up_nobody() {
     let fixture = Fixture::new("sleep 300 & echo $! > $DIR/child; echo '{}'");
     let begun = Instant::now();
     check(&fixture.says().await, "{}\n");
-    assert!(begun.elapsed() < Duration::from_secs(5));
+    assert!(begun.elapsed() < Duration::from_secs(15));
     let pid = fixture.file("child").trim().parse().unwrap();
     rustix::process::kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
 }

@@ -32,14 +32,14 @@ pub(crate) fn bad_programs_are_undone(dir: &Path) {
         ),
         (r#"echo '{"cniVersion":"0.1.0"}'; exit 0"#, "CNI version \"0.1.0\" is not spoken here"),
         ("echo '{}'; exit 0", "network pods gave the pod no address"),
-        ("sleep 300", "it took longer than 300ms and was killed"),
+        ("sleep 300", "it took longer than 2s and was killed"),
         ("head -c 3000000 /dev/zero; exit 0", "it printed more than 1048576 bytes and was killed"),
     ];
     let world = World::new(dir);
     world.network("1.0.0", &["a", "b"]);
     block_on(async {
         let mut config = world.config();
-        config.limits.program = Duration::from_millis(300);
+        config.limits.program = Duration::from_secs(2);
         let networks = world.open_with(config).await;
         let netns = world.netns();
         for (script, want) in BAD {
@@ -83,12 +83,12 @@ pub(crate) fn a_slow_program_has_its_time(dir: &Path) {
         };
         let netns = world.netns();
         let pod = world.pod(&netns);
-        let networks = open(3000, 5000).await;
+        let networks = open(10_000, 20_000).await;
         networks.add(pod.clone()).await.unwrap();
         networks.del(&pod.id).await.unwrap();
         networks.close().await;
         // Each in time, both together not.
-        let networks = open(3000, 600).await;
+        let networks = open(10_000, 600).await;
         let error = networks.add(pod).await.unwrap_err();
         assert_eq!(error.kind(), Kind::Deadline, "{}", said(&error));
         assert_eq!(world.leases(), [""; 0]);
@@ -286,7 +286,7 @@ pub(crate) fn del_stops_an_add(dir: &Path) {
         let (add, del) = tokio::join!(networks.add(pod.clone()), del);
         del.unwrap();
         assert!(said(&add.unwrap_err()).contains("the pod is to go"));
-        assert!(begun.elapsed() < Duration::from_secs(5));
+        assert!(begun.elapsed() < Duration::from_secs(15));
         assert_eq!(world.leases(), [""; 0]);
     });
 }
@@ -391,7 +391,7 @@ pub(crate) fn networks_are_parallel_or_serial(dir: &Path) {
     for (name, other) in [("a", "b"), ("b", "a")] {
         world.fake(name);
         let meet = format!(
-            ": > {dir}/{name}; i=0; while [ ! -e {dir}/{other} ]; do i=$((i+1)); [ $i -lt 40 ] || exit 1; sleep 0.05; done",
+            ": > {dir}/{name}; i=0; while [ ! -e {dir}/{other} ]; do i=$((i+1)); [ $i -lt 100 ] || exit 1; sleep 0.05; done",
             dir = dir.display()
         );
         world.mode(&format!("{name}.ADD"), &meet);

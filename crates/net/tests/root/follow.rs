@@ -14,7 +14,7 @@ use crate::world::{World, block_on, list, said};
 
 /// Waits until the readiness is as wanted.
 async fn becomes(news: &mut watch::Receiver<Readiness>, wanted: impl FnMut(&Readiness) -> bool) {
-    let waited = timeout(Duration::from_secs(5), news.wait_for(wanted)).await.map(drop);
+    let waited = timeout(Duration::from_secs(20), news.wait_for(wanted)).await.map(drop);
     assert!(waited.is_ok(), "{:?}", news.borrow());
 }
 
