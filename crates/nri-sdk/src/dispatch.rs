@@ -9,10 +9,11 @@ use nri_wire::{
     EventMask,
     api::{
         self, ConfigureRequest, ConfigureResponse, Container, CreateContainerRequest,
-        CreateContainerResponse, Empty, Event, PodSandbox, StateChangeEvent, StopContainerRequest,
-        StopContainerResponse, SynchronizeRequest, SynchronizeResponse, UpdateContainerRequest,
-        UpdateContainerResponse, UpdatePodSandboxRequest, UpdatePodSandboxResponse,
-        ValidateContainerAdjustmentRequest, ValidateContainerAdjustmentResponse,
+        CreateContainerResponse, Empty, Event, FailurePolicy, PodSandbox, StateChangeEvent,
+        StopContainerRequest, StopContainerResponse, SynchronizeRequest, SynchronizeResponse,
+        UpdateContainerRequest, UpdateContainerResponse, UpdatePodSandboxRequest,
+        UpdatePodSandboxResponse, ValidateContainerAdjustmentRequest,
+        ValidateContainerAdjustmentResponse,
     },
 };
 use parking_lot::Mutex;
@@ -36,6 +37,7 @@ pub(crate) struct Dispatch<P> {
     plugin: Arc<P>,
     handlers: Arc<Handlers<P>>,
     runtime: Runtime,
+    failure_policy: Option<FailurePolicy>,
     /// Told once, by the first Configure.
     configured: Mutex<Option<oneshot::Sender<Answer>>>,
     parts: Mutex<World>,
@@ -49,12 +51,14 @@ impl<P: Plugin> Dispatch<P> {
         plugin: Arc<P>,
         handlers: Arc<Handlers<P>>,
         runtime: Runtime,
+        failure_policy: Option<FailurePolicy>,
     ) -> (Self, oneshot::Receiver<Answer>) {
         let (configured, outcome) = oneshot::channel();
         let dispatch = Self {
             plugin,
             handlers,
             runtime,
+            failure_policy,
             configured: Mutex::new(Some(configured)),
             parts: Mutex::default(),
         };
@@ -213,7 +217,7 @@ impl<P: Plugin> api::Plugin for Dispatch<P> {
         match self.subscription(call, request).await {
             Ok(events) => {
                 let _ = told.map(|told| told.send(Ok(())));
-                Ok(ConfigureResponse { events })
+                Ok(ConfigureResponse { events, failure_policy: self.failure_policy })
             }
             Err(error) => {
                 let answer = Status::unknown(chain(error.as_ref()));

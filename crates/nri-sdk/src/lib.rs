@@ -89,7 +89,7 @@ pub use environment::{Environment, UnknownIdentity};
 pub use flags::Flags;
 pub use nri_wire::{
     EventMask, IdentityError, PluginId, UnknownEvent, api,
-    api::{Container, Event, Field, PodSandbox},
+    api::{Container, Event, FailurePolicy, Field, PodSandbox},
     defaults,
 };
 pub use plugin::{Answer, BoxError, Handler, Handlers, Plugin};

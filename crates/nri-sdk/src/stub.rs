@@ -19,7 +19,7 @@ pub use backoff::Reconnect;
 pub use builder::{BuildError, Builder};
 use nri_wire::{
     EventMask, MuxError, PluginId, Trunk,
-    api::{RegisterPluginRequest, RuntimeClient},
+    api::{FailurePolicy, RegisterPluginRequest, RuntimeClient},
     defaults,
 };
 pub use source::ConnectError;
@@ -44,6 +44,7 @@ pub struct Stub<P> {
     source: Source,
     reconnect: Option<Reconnect>,
     registration_timeout: Duration,
+    failure_policy: Option<FailurePolicy>,
     runtime: Runtime,
 }
 
@@ -162,7 +163,8 @@ impl<P: Plugin> Stub<P> {
 
     async fn converse(&self, io: BoxIo, stopping: &CancellationToken) -> Result<End, RunError> {
         let (plugin, handlers) = (Arc::clone(&self.plugin), Arc::clone(&self.handlers));
-        let (dispatch, configured) = Dispatch::new(plugin, handlers, self.runtime.clone());
+        let (dispatch, configured) =
+            Dispatch::new(plugin, handlers, self.runtime.clone(), self.failure_policy);
         let (runtime, trunk) = Trunk::plugin(io, dispatch);
         self.runtime.connect(runtime.clone());
         tokio::select! {

@@ -13,7 +13,10 @@ use futures_util::future::BoxFuture;
 use nri::{
     Ask, BareHost, Container, Domain, DomainError, Nri, Pod, Resources, RuntimeInfo, Settings,
 };
-use nri_sdk::{Environment, Reconnect, RunError, Stub, Update, UpdateError, Verdict};
+use nri_sdk::{
+    Adjustment, Answer, Context, Environment, FailurePolicy, Handlers, Plugin, PodSandbox,
+    Reconnect, RunError, Stub, Update, UpdateError, Verdict, api,
+};
 use oci_spec::runtime as oci;
 use parking_lot::Mutex;
 use tokio::{sync::oneshot, task::JoinHandle, time::timeout};
@@ -144,6 +147,51 @@ async fn inside_the_process_of_the_runtime() {
     assert!(error.contains("not here"), "{error}");
     nri.shutdown().await;
     ended(plugin_run).await;
+}
+
+/// It answers nothing at all, and asked that requests fail then.
+#[tokio::test]
+async fn the_wish_of_a_plugin_is_respected() {
+    let settings = Settings {
+        socket: None,
+        plugin_dirs: vec![],
+        request_timeout: Duration::from_millis(50),
+        ..Settings::default()
+    };
+    let nri = Nri::new(settings, RuntimeInfo::new("own", "1.0")).unwrap();
+    nri.start().await.unwrap();
+    let wish = FailurePolicy { fail_request: true, keep_connected: true };
+    let builder = Stub::builder(Silent).environment(Environment::default()).failure_policy(wish);
+    let (builder, theirs) = builder.name("silent").index("10").in_process();
+    let plugin_run = TaskTracker::new().spawn(builder.build().unwrap().run());
+    nri.attach("10-silent".parse().unwrap(), "", theirs).await.unwrap();
+    for name in ["first", "second"] {
+        let refused =
+            nri.create_container(&pod(), &container(name), Arc::new(BareHost), &ask()).await;
+        let error = format!("{:#}", refused.unwrap_err());
+        assert!(error.contains("10-silent"), "{error}");
+    }
+    nri.shutdown().await;
+    ended(plugin_run).await;
+}
+
+struct Silent;
+
+impl Silent {
+    async fn never(
+        self: Arc<Self>,
+        _: Context,
+        _: PodSandbox,
+        _: api::Container,
+    ) -> Answer<Adjustment> {
+        std::future::pending().await
+    }
+}
+
+impl Plugin for Silent {
+    fn handlers() -> Handlers<Self> {
+        Handlers::new().create_container(Self::never)
+    }
 }
 
 #[tokio::test]

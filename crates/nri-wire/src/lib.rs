@@ -39,7 +39,7 @@
 //!         _: api::ConfigureRequest,
 //!     ) -> Result<api::ConfigureResponse, Status> {
 //!         let events = EventMask::NONE.with(api::Event::CreateContainer);
-//!         Ok(api::ConfigureResponse { events: events.to_wire() })
+//!         Ok(api::ConfigureResponse { events: events.to_wire(), ..Default::default() })
 //!     }
 //! }
 //!
@@ -117,7 +117,7 @@ pub mod defaults {
 
     /// The version of the reference whose semantics this crate speaks; both sides send
     /// theirs, for information.
-    pub const NRI_VERSION: &str = "v0.12.3";
+    pub const NRI_VERSION: &str = "v0.12.5";
 
     /// Connections inside a trunk.
     pub const PLUGIN_SERVICE_CONNECTION: u32 = 1;

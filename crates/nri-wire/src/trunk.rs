@@ -183,7 +183,7 @@ mod tests {
             _: ConfigureRequest,
         ) -> Result<ConfigureResponse, Status> {
             self.go.notified().await;
-            Ok(ConfigureResponse { events: 1 })
+            Ok(ConfigureResponse { events: 1, ..ConfigureResponse::default() })
         }
 
         async fn synchronize(

@@ -44,6 +44,8 @@ pub(crate) struct Peer {
     pub(crate) events: EventMask,
     /// It subscribed by not saying anything.
     pub(crate) by_default: bool,
+    /// What it wants done when it does not answer; the operator's word counts first.
+    wishes: FailurePolicy,
     pub(crate) since: Instant,
     pub(crate) trunk: Trunk,
     client: PluginClient,
@@ -71,6 +73,7 @@ pub(crate) struct Introduction {
     pub(crate) scope: Scope,
     pub(crate) events: EventMask,
     pub(crate) by_default: bool,
+    pub(crate) wishes: FailurePolicy,
     pub(crate) treatment: Treatment,
 }
 
@@ -97,13 +100,14 @@ impl Peer {
         trunk: Trunk,
         metrics: Metrics,
     ) -> Self {
-        let Introduction { id, origin, scope, events, by_default, treatment } = intro;
+        let Introduction { id, origin, scope, events, by_default, wishes, treatment } = intro;
         Self {
             id,
             origin,
             scope,
             events,
             by_default,
+            wishes,
             since: Instant::now(),
             trunk,
             client,
@@ -142,8 +146,9 @@ impl Peer {
     /// What the failure means, by the plugin's policy.
     pub(crate) fn consequence(&self, failure: &Failure) -> Consequence {
         match (self.treatment().policy.on_failure(), failure) {
-            (Some(OnFailure::Ignore), _) | (None, Failure::Silent(_)) => Consequence::GoOn,
             (Some(OnFailure::Fail), _) | (None, Failure::Refused(_)) => Consequence::FailRequest,
+            (None, Failure::Silent(_)) if self.wishes.fail_request => Consequence::FailRequest,
+            (Some(OnFailure::Ignore), _) | (None, Failure::Silent(_)) => Consequence::GoOn,
         }
     }
 
@@ -151,9 +156,10 @@ impl Peer {
     pub(crate) fn is_struck_out(&self, failure: &Failure) -> bool {
         match failure {
             Failure::Refused(_) => false,
-            Failure::Silent(Silence::Slow) => {
-                self.strikes() >= self.treatment().policy.strikes.get()
-            }
+            Failure::Silent(Silence::Slow) => match self.treatment().policy.strikes {
+                Some(allowed) => self.strikes() >= allowed.get(),
+                None => !self.wishes.keep_connected,
+            },
             Failure::Silent(Silence::Gone | Silence::Call(_)) => true,
         }
     }

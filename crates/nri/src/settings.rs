@@ -58,10 +58,11 @@ pub enum Duplicates {
 pub struct PluginPolicy {
     /// For one answer.
     pub request_timeout: Option<Duration>,
-    /// `None`: a refusal fails the request, silence does not.
+    /// `None`: a refusal fails the request, silence does if the plugin says so of itself.
     pub on_failure: Option<OnFailure>,
-    /// How often in a row it may be silent before it is dropped.
-    pub strikes: NonZeroU32,
+    /// How often in a row it may be too slow before it is dropped. `None`: once, or for ever if
+    /// the plugin says so of itself.
+    pub strikes: Option<NonZeroU32>,
     /// For one that we start; `None` leaves it dead.
     pub restart: Option<Backoff>,
     /// What it may set; `None` is everything.
@@ -138,7 +139,7 @@ impl Default for PluginPolicy {
         Self {
             request_timeout: None,
             on_failure: None,
-            strikes: NonZeroU32::MIN,
+            strikes: None,
             restart: Some(Backoff::default()),
             fields: None,
             uid: None,
@@ -236,7 +237,7 @@ mod tests {
         assert_eq!(settings.request_timeout, Duration::from_secs(2));
         assert_eq!(settings.registration_timeout, Duration::from_secs(5));
         let policy = settings.policy(&"10-a".parse().unwrap());
-        assert_eq!((policy.on_failure(), policy.strikes.get()), (None, 1));
+        assert_eq!((policy.on_failure(), policy.strikes), (None, None));
     }
 
     #[test]

@@ -67,8 +67,14 @@ func (p *plugin) Configure(_ context.Context, config, runtime, version string) (
 	}
 	detail := fmt.Sprintf("%s %s %v %v", runtime, version, p.stub.RegistrationTimeout(), p.stub.RequestTimeout())
 	p.log("Configure", nil, nil, detail)
-	if p.modes["validate"] {
+	switch {
+	case p.modes["validate"]:
 		return 0, nil
+	case p.modes["bench"]:
+		p.out = nil
+		mask := api.EventMask(0)
+		mask.Set(api.Event_CREATE_CONTAINER)
+		return mask, nil
 	}
 	// All but validation, which is a duty only for those who want it.
 	mask := api.ValidEvents

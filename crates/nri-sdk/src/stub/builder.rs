@@ -2,7 +2,7 @@
 
 use std::{fmt, io, path::PathBuf, sync::Arc, time::Duration};
 
-use nri_wire::defaults;
+use nri_wire::{api::FailurePolicy, defaults};
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
 
 use super::{Reconnect, Source, Stub};
@@ -39,6 +39,7 @@ pub struct Builder<P> {
     environment: Environment,
     reconnect: Option<Reconnect>,
     registration_timeout: Duration,
+    failure_policy: Option<FailurePolicy>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +65,7 @@ impl<P: Plugin> Builder<P> {
             environment: Environment::of_process(),
             reconnect: Some(Reconnect::default()),
             registration_timeout: defaults::REGISTRATION_TIMEOUT,
+            failure_policy: None,
         }
     }
 
@@ -143,6 +145,14 @@ impl<P: Plugin> Builder<P> {
         self
     }
 
+    /// What the runtime is asked to do when the plugin does not answer; its operator has the
+    /// last word. Without it a request goes on, and the plugin is disconnected.
+    #[must_use]
+    pub fn failure_policy(mut self, policy: FailurePolicy) -> Self {
+        self.failure_policy = Some(policy);
+        self
+    }
+
     pub fn build(self) -> Result<Stub<P>, BuildError> {
         let id = self.environment.identify(self.name.as_deref(), self.index.as_deref())?;
         let handlers = P::handlers();
@@ -162,6 +172,7 @@ impl<P: Plugin> Builder<P> {
             source,
             reconnect: self.reconnect,
             registration_timeout: self.registration_timeout,
+            failure_policy: self.failure_policy,
             runtime: Runtime::new(),
         })
     }

@@ -109,15 +109,16 @@ where
     };
     let treatment = treatment(&shared.settings.load(), &id);
     let answer = configure(shared, &client, &arrival, &treatment).await;
-    let events = answer.map_err(|source| JoinError::Configure { plugin: id.clone(), source })?;
-    let mask = EventMask::from_wire(events)
+    let answer = answer.map_err(|source| JoinError::Configure { plugin: id.clone(), source })?;
+    let mask = EventMask::from_wire(answer.events)
         .map_err(|source| JoinError::Events { plugin: id.clone(), source })?;
     let intro = Introduction {
         id,
         origin: arrival.origin,
         scope: arrival.scope,
         events: mask,
-        by_default: events == 0,
+        by_default: answer.events == 0,
+        wishes: answer.failure_policy.unwrap_or_default(),
         treatment,
     };
     let peer = Arc::new(Peer::new(intro, client, trunk, shared.metrics.clone()));
@@ -140,7 +141,7 @@ async fn configure(
     client: &PluginClient,
     arrival: &Arrival,
     treatment: &Treatment,
-) -> Result<i32, ttrpc::Error> {
+) -> Result<ConfigureResponse, ttrpc::Error> {
     let millis = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
     let request = ConfigureRequest {
         config: arrival.config.clone(),
@@ -150,7 +151,7 @@ async fn configure(
         request_timeout: millis(treatment.limit),
         nri_version: defaults::NRI_VERSION.to_owned(),
     };
-    Ok(client.configure(&Context::timeout(treatment.limit), &request).await?.events)
+    client.configure(&Context::timeout(treatment.limit), &request).await
 }
 
 /// Gives the plugin its place, in the stead of one of its name where there is one, and waits

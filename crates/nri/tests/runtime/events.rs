@@ -194,7 +194,7 @@ async fn trace_context_and_time_reach_the_plugin() {
             _: api::ConfigureRequest,
         ) -> Result<api::ConfigureResponse, ttrpc::Status> {
             let events = EventMask::NONE.with(Event::StartContainer);
-            Ok(api::ConfigureResponse { events: events.to_wire() })
+            Ok(api::ConfigureResponse { events: events.to_wire(), failure_policy: None })
         }
         async fn synchronize(
             &self,

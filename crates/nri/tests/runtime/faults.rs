@@ -125,7 +125,7 @@ async fn check_fault(fault: Fault, on_failure: Option<OnFailure>, name: &str) {
 
 #[tokio::test(start_paused = true)]
 async fn a_plugin_is_dropped_after_its_last_strike() {
-    let strikes = NonZeroU32::new(3).unwrap();
+    let strikes = NonZeroU32::new(3);
     let world = World::with(with(PluginPolicy { strikes, ..Default::default() })).await;
     let script = Script::new("CreateContainer").on_create(|request| async move {
         if request.container.unwrap_or_default().id.starts_with("slow") {
@@ -151,6 +151,28 @@ async fn a_plugin_may_have_more_time_than_others() {
         world.plugin("10-bad", Script::new("CreateContainer").slow(Duration::from_secs(9))).await;
     world.create("c").await.unwrap();
     assert_eq!(world.plugins(), ["10-bad"]);
+}
+
+/// A plugin says how it wants to be treated; what the operator says counts first.
+#[tokio::test(start_paused = true)]
+async fn a_plugin_has_wishes_and_the_operator_the_last_word() {
+    let outcome = async |fail_request: bool, keep_connected: bool, policy: PluginPolicy| {
+        let world = World::with(with(policy)).await;
+        let wishes = Some(FailurePolicy { fail_request, keep_connected });
+        let script = Script { wishes, ..Script::new("CreateContainer").slow(LONG) };
+        let _bad = world.plugin("10-bad", script).await;
+        let failed = world.create("c").await.is_err();
+        (failed, world.plugins().len() == 1)
+    };
+    let nothing = PluginPolicy::default;
+    for fail in [false, true] {
+        for keep in [false, true] {
+            assert_eq!(outcome(fail, keep, nothing()).await, (fail, keep));
+        }
+    }
+    let strict = PluginPolicy { strikes: NonZeroU32::new(1), ..policy(Some(OnFailure::Ignore)) };
+    assert_eq!(outcome(true, true, strict).await, (false, false));
+    assert_eq!(outcome(false, false, policy(Some(OnFailure::Fail))).await, (true, false));
 }
 
 // === deadlines of callers ===

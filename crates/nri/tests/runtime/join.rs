@@ -27,7 +27,7 @@ async fn a_plugin_is_configured_before_it_is_synchronised() {
                 ("test", "1.2")
             );
             assert_eq!(request.registration_timeout, 7000);
-            assert_eq!(request.nri_version, "v0.12.3");
+            assert_eq!(request.nri_version, "v0.12.5");
             async { Ok(()) }
         });
         let _plugin = world.plugin(id, script).await;

@@ -29,6 +29,7 @@ pub(crate) struct Script {
     /// Whether it knows nothing but StateChange.
     pub(crate) old: bool,
     pub(crate) no_parts: bool,
+    pub(crate) wishes: Option<FailurePolicy>,
     pub(crate) told: Told,
     pub(crate) on_create: Option<Handler<CreateContainerRequest, CreateContainerResponse>>,
     pub(crate) on_update: Option<Handler<UpdateContainerRequest, UpdateContainerResponse>>,
@@ -164,7 +165,7 @@ impl Script {
         let request = RegisterPluginRequest {
             plugin_name: name.to_owned(),
             plugin_idx: index.to_owned(),
-            nri_version: "v0.12.3".to_owned(),
+            nri_version: "v0.12.5".to_owned(),
         };
         runtime.register_plugin(&ttrpc::Context::timeout(SOON), &request).await?;
         Ok(Live { runtime, trunk })
@@ -260,7 +261,7 @@ impl Plugin for ScriptServer {
         if let Some(handler) = &self.script.on_configure {
             handler(request).await?;
         }
-        Ok(ConfigureResponse { events: self.script.events })
+        Ok(ConfigureResponse { events: self.script.events, failure_policy: self.script.wishes })
     }
 
     async fn synchronize(
