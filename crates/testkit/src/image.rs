@@ -321,6 +321,18 @@ impl Index {
         let index = json!({ "schemaVersion": 2, "mediaType": media_type, "manifests": entries });
         Self { blob: Blob::new(media_type, index.to_string()), images }
     }
+
+    /// Writes an OCI layout of all platforms.
+    pub fn write_layout(&self, dir: &Path, name: &str) -> Result<()> {
+        for image in &self.images {
+            image.write_layout(dir, None)?;
+        }
+        fs::write(dir.join("blobs/sha256").join(self.blob.digest.hex()), &self.blob.bytes)?;
+        let mut entry = self.blob.descriptor();
+        entry["annotations"] = json!({ "org.opencontainers.image.ref.name": name });
+        let index = json!({ "schemaVersion": 2, "manifests": [entry] });
+        Ok(fs::write(dir.join("index.json"), index.to_string())?)
+    }
 }
 
 /// What people have in an image of busybox, of the statically linked one of this machine.

@@ -6,6 +6,7 @@ mod faults;
 mod kill;
 mod mirrors;
 mod pulls;
+mod real;
 mod records;
 mod shared;
 mod support;

@@ -42,12 +42,22 @@ impl Authority {
         Ok((params.signed_by(&key, &self.issuer)?.pem(), key.serialize_pem()))
     }
 
-    pub(super) fn acceptor(&self, wants_client: bool) -> Result<TlsAcceptor> {
+    /// Certificate and key of a server on this machine, in PEM.
+    pub fn server(&self) -> Result<(String, String)> {
+        let (certificate, key) = self.local()?;
+        Ok((certificate.pem(), key.serialize_pem()))
+    }
+
+    fn local(&self) -> Result<(rcgen::Certificate, KeyPair)> {
         let names = ["localhost", "127.0.0.1"].map(str::to_owned);
         let mut params = CertificateParams::new(names.to_vec())?;
         params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
         let key = KeyPair::generate()?;
-        let certificate = params.signed_by(&key, &self.issuer)?;
+        Ok((params.signed_by(&key, &self.issuer)?, key))
+    }
+
+    pub(super) fn acceptor(&self, wants_client: bool) -> Result<TlsAcceptor> {
+        let (certificate, key) = self.local()?;
         let provider = Arc::new(ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()?;
