@@ -51,6 +51,12 @@ const NEEDS: &[Need] = &[
     // The other busybox package is linked dynamically: useless as a root file system.
     Need { package: "busybox-static", why: "root file system in tests", proof: Proof::Package },
     Need { package: "sqlite3", why: "tests look at the state", proof: Proof::Program("sqlite3") },
+    Need { package: "skopeo", why: "tests copy images with it", proof: Proof::Program("skopeo") },
+    Need {
+        package: "umoci",
+        why: "tests compare unpacked layers with its",
+        proof: Proof::Program("umoci"),
+    },
     Need { package: "strace", why: "tests look for fsync", proof: Proof::Program("strace") },
 ];
 

@@ -83,7 +83,10 @@ pub(crate) async fn exec(
     send(&out, session_output::Output::Ended(Ended { exit_code: Some(code) })).await
 }
 
-/// Attaches before the first byte, if the container is only about to start. Cancel safe.
+/// Attaches as early as can be, if the container is only about to start. Cancel safe.
+///
+/// Usually that is before the first byte, but nothing makes the start wait for us: on a busy
+/// host the moment can pass between two looks. Only the engine could attach within the start.
 pub(crate) async fn attach_from_start(
     engine: &Engine,
     id: &str,
