@@ -79,8 +79,8 @@ const RULES: &[Rule] = &[
         why: "the engine sees no protobuf and no HTTP type",
     },
     Rule {
-        ban: Ban::AllOfOursBut { crates: &["stream"], allowed: &["base", "engine"] },
-        why: "stream knows the engine's stream API and no more",
+        ban: Ban::AllOfOursBut { crates: &["stream"], allowed: &[] },
+        why: "stream asks a trait for the work, so that others can use it",
     },
     Rule {
         ban: Ban::AllOfOursBut { crates: &["ttrpc"], allowed: &[] },
