@@ -6,6 +6,8 @@ use oci::{CgroupDriver, HandlerFacts, HostFacts, Policy};
 
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
+    /// State that survives a reboot, on disk.
+    pub root: PathBuf,
     /// State of the running system, on tmpfs.
     pub state: PathBuf,
     pub shim_binary: PathBuf,

@@ -1,6 +1,7 @@
 //! Making, starting, updating and removing containers: the work, without the decisions.
 
 mod facts;
+mod images;
 mod make;
 pub(crate) mod remove;
 pub(crate) mod start;

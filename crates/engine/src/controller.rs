@@ -10,7 +10,7 @@ use shim_client::{IdMap, LogLevel, Namespaces, OciRuntime, Shim, StartPod, UserN
 
 use crate::{
     error::Result,
-    pod::files::hostname,
+    pod::{check, files::hostname},
     record::PodRecord,
     request::{PodNamespace, PodPid},
     shared::Shared,
@@ -84,7 +84,7 @@ impl Own<'_> {
             namespaces: self.namespaces(pod),
             // With the host's network comes the host's name.
             hostname: own_network.then(|| hostname(&pod.request)).transpose()?,
-            sysctls: pod.request.sysctls.clone(),
+            sysctls: check::sysctls(&self.0.config, &pod.request)?,
             cgroup: None,
             log_level: LogLevel::default(),
         })

@@ -50,7 +50,7 @@ impl Engine {
             health.runtime.fail("NoRuntime", "no OCI runtime works here: see `longshore check`");
         }
         let shared = Arc::new(Shared {
-            layout: Layout::new(&config.state),
+            layout: Layout::new(&config.state, &config.root),
             pods: store.table()?,
             containers: store.table()?,
             store,
@@ -124,7 +124,9 @@ impl Engine {
     /// Makes a pod that is ready when this returns. A request with the name of one in
     /// flight waits for that one. Cancel safe: the work goes on.
     pub async fn run_pod(&self, request: PodRequest) -> Result<Id> {
-        let handler = self.shared.handler(&request.handler)?.name.clone();
+        let handler = self.shared.handler(&request.handler)?;
+        crate::pod::check::check(&self.shared.config, handler, &request)?;
+        let handler = handler.name.clone();
         let (name, new) = (request.name.to_string(), Id::random());
         let id = match self.shared.pod_names.claim(&name, new) {
             Claim::New(tell) => {

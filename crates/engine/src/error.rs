@@ -46,8 +46,12 @@ pub enum EngineError {
     #[error("{doing} {}", path.display())]
     Io { doing: &'static str, path: PathBuf, source: Arc<io::Error> },
 
-    #[error("make the runtime spec")]
-    Spec(#[source] Arc<OciError>),
+    #[error(transparent)]
+    Spec(Arc<OciError>),
+
+    /// CRI clients look for the first word.
+    #[error("ImageVolumeMountFailed: {field}")]
+    ImageVolume { field: String, source: Box<EngineError> },
 
     #[error("shim")]
     Shim(#[source] Arc<ShimError>),
@@ -82,7 +86,7 @@ impl EngineError {
             Self::State { .. } | Self::Illegal(_) => Kind::FailedPrecondition,
             Self::Unimplemented(_) => Kind::Unimplemented,
             Self::Timeout { .. } => Kind::Deadline,
-            Self::Step { source, .. } => source.kind(),
+            Self::Step { source, .. } | Self::ImageVolume { source, .. } => source.kind(),
             Self::Io { source, .. } => Kind::from(source.as_ref()),
             Self::Spec(e) => e.kind(),
             Self::Shim(e) => e.kind(),

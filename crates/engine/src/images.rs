@@ -30,7 +30,7 @@ use tokio::sync::{RwLock, watch};
 use crate::{
     error::{EngineError, Result},
     record::PinnedImage,
-    storage::{Boxed, NewRootfs, Storage},
+    storage::{Boxed, NewRootfs, NewView, Storage},
 };
 
 /// The snapshotter of handlers that name none.
@@ -194,6 +194,13 @@ impl Images {
         Ok(&self.snapshots[&kind])
     }
 
+    async fn remove_snapshot(&self, key: &Key) -> Result<()> {
+        for shelf in self.snapshots.values() {
+            shelf.remove(key).await?;
+        }
+        Ok(())
+    }
+
     async fn pin(&self, reference: &str) -> Result<PinnedImage> {
         let Some(image) = self.find(reference)? else {
             return Err(EngineError::NotFound { what: "image", id: reference.to_owned() });
@@ -231,31 +238,56 @@ impl Storage for Images {
     fn mount(&self, rootfs: NewRootfs) -> Boxed<'_, Result<()>> {
         Box::pin(async move {
             let shelf = self.shelf(rootfs.snapshotter.as_deref())?;
-            let key = Key::from(rootfs.container);
             let options = PrepareOptions {
                 idmap: rootfs.mapping.as_ref().map(id_maps).transpose()?,
                 // A container of the CRI is started once: its root is mounted once.
                 volatile: true,
                 read_only_view: false,
             };
-            match shelf.prepare(&key, rootfs.chain.last(), options).await {
-                // Of an attempt that was cut off.
-                Ok(_) | Err(SnapshotError::SnapshotExists(_)) => {}
-                Err(error) => return Err(error.into()),
-            }
-            Ok(shelf.mount(&key, &rootfs.target).await?)
+            let key = Key::from(rootfs.container);
+            prepare_and_mount(shelf, &key, &rootfs.chain, options, &rootfs.target).await
         })
     }
 
     fn release(&self, container: Id, _target: PathBuf) -> Boxed<'_, Result<()>> {
+        Box::pin(async move { self.remove_snapshot(&Key::from(container)).await })
+    }
+
+    fn show(&self, view: NewView) -> Boxed<'_, Result<()>> {
         Box::pin(async move {
-            let key = Key::from(container);
-            for shelf in self.snapshots.values() {
-                shelf.remove(&key).await?;
-            }
-            Ok(())
+            let shelf = self.shelf(view.snapshotter.as_deref())?;
+            let options = PrepareOptions {
+                idmap: view.mapping.as_ref().map(id_maps).transpose()?,
+                volatile: false,
+                read_only_view: true,
+            };
+            let key = view_key(view.container, view.number)?;
+            prepare_and_mount(shelf, &key, &view.chain, options, &view.target).await
         })
     }
+
+    fn hide(&self, container: Id, number: usize) -> Boxed<'_, Result<()>> {
+        Box::pin(async move { self.remove_snapshot(&view_key(container, number)?).await })
+    }
+}
+
+fn view_key(container: Id, number: usize) -> Result<Key> {
+    Ok(format!("{container}-{number}").parse()?)
+}
+
+async fn prepare_and_mount(
+    shelf: &Snapshots,
+    key: &Key,
+    chain: &[Digest],
+    options: PrepareOptions,
+    target: &Path,
+) -> Result<()> {
+    match shelf.prepare(key, chain.last(), options).await {
+        // Of an attempt that was cut off.
+        Ok(_) | Err(SnapshotError::SnapshotExists(_)) => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(shelf.mount(key, target).await?)
 }
 
 fn id_maps(maps: &IdMappings) -> Result<IdMaps> {

@@ -6,8 +6,10 @@
 //!                files/    hosts, hostname, resolv.conf
 //!                shm/      a tmpfs
 //!                exec/     pipes of commands
-//!                c/CONTAINER/  a bundle: config.json, rootfs/
+//!                c/CONTAINER/  a bundle: config.json, rootfs/, and
+//!                              images/N  images shown to the container
 //! STATE/oci/HANDLER/       the OCI runtime's own state
+//! ROOT/volumes/CONTAINER/N what its image calls a volume: on disk, it may grow
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -17,11 +19,12 @@ use base::Id;
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     state: PathBuf,
+    root: PathBuf,
 }
 
 impl Layout {
-    pub(crate) fn new(state: &Path) -> Self {
-        Self { state: state.to_owned() }
+    pub(crate) fn new(state: &Path, root: &Path) -> Self {
+        Self { state: state.to_owned(), root: root.to_owned() }
     }
 
     pub(crate) fn pods(&self) -> PathBuf {
@@ -58,6 +61,14 @@ impl Layout {
 
     pub(crate) fn rootfs(&self, pod: &Id, container: &Id) -> PathBuf {
         self.bundle(pod, container).join("rootfs")
+    }
+
+    pub(crate) fn image(&self, pod: &Id, container: &Id, number: usize) -> PathBuf {
+        self.bundle(pod, container).join("images").join(number.to_string())
+    }
+
+    pub(crate) fn volumes(&self, container: &Id) -> PathBuf {
+        self.root.join("volumes").join(container)
     }
 
     pub(crate) fn runtime_root(&self, handler: &str) -> PathBuf {

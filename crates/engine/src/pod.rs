@@ -1,5 +1,6 @@
 //! Making, stopping and removing pods: the work, without the decisions.
 
+pub(crate) mod check;
 pub(crate) mod files;
 mod make;
 pub(crate) mod remove;

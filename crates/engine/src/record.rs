@@ -1,6 +1,6 @@
 //! What the engine stores, one record per pod and container.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use base::{Digest, Id};
 use jiff::Timestamp;
@@ -74,6 +74,16 @@ pub struct Made {
     /// As the spec has them, kept in step by updates.
     pub resources: Resources,
     pub cgroup_path: String,
+    /// Images that are mounted: which of the request's mounts, and what its image was.
+    pub images: BTreeMap<usize, MountedImage>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MountedImage {
+    /// The digest of its configuration.
+    pub id: Digest,
+    /// Its first repository digest, else the id.
+    pub repo_digest: String,
 }
 
 impl PodRecord {

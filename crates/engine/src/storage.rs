@@ -24,6 +24,18 @@ pub struct NewRootfs {
     pub mapping: Option<IdMappings>,
 }
 
+/// An image to be shown to a container, read-only.
+#[derive(Clone, Debug)]
+pub struct NewView {
+    pub container: Id,
+    /// Which of the container's.
+    pub number: usize,
+    pub chain: Vec<Digest>,
+    pub snapshotter: Option<String>,
+    pub target: PathBuf,
+    pub mapping: Option<IdMappings>,
+}
+
 /// Images and snapshots, as far as containers need them.
 pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// By id, prefix, tag or digest.
@@ -34,4 +46,10 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
 
     /// Unmounts and forgets; of what is not there, nothing.
     fn release(&self, container: Id, target: PathBuf) -> Boxed<'_, Result<()>>;
+
+    /// Idempotent.
+    fn show(&self, view: NewView) -> Boxed<'_, Result<()>>;
+
+    /// Unmounts and forgets a view; of what is not there, nothing.
+    fn hide(&self, container: Id, number: usize) -> Boxed<'_, Result<()>>;
 }

@@ -147,7 +147,7 @@ pub(crate) fn status(container: &ContainerRecord) -> v1::ContainerStatus {
         message: exited.map(|exited| exited.message.clone()).unwrap_or_default(),
         labels: request.labels.0.clone(),
         annotations: request.container.annotations.0.clone(),
-        mounts: request.container.mounts.iter().map(mount::wire).collect(),
+        mounts: mounts(container),
         log_path: log_path.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
         resources: Some(v1::ContainerResources {
             linux: Some(resources::wire(&made.resources)),
@@ -163,6 +163,17 @@ pub(crate) fn status(container: &ContainerRecord) -> v1::ContainerStatus {
         }),
         stop_signal: signal::wire(&made.stop_signal).into(),
     }
+}
+
+/// As they were asked for, images with what they were.
+fn mounts(container: &ContainerRecord) -> Vec<v1::Mount> {
+    let mut mounts: Vec<_> = container.request.container.mounts.iter().map(mount::wire).collect();
+    for (number, shown) in &container.made.images {
+        if let Some(image) = mounts.get_mut(*number).and_then(|mount| mount.image.as_mut()) {
+            image.image_ref.clone_from(&shown.repo_digest);
+        }
+    }
+    mounts
 }
 
 fn metadata(request: &NewContainer) -> v1::ContainerMetadata {

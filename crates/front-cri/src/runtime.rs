@@ -55,12 +55,18 @@ impl RuntimeService for Runtime {
             condition("RuntimeReady", &health.runtime),
             condition("NetworkReady", &health.network),
         ];
-        let features =
-            v1::RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() };
+        let handlers = self.engine()?.handlers();
+        let features = v1::RuntimeFeatures {
+            supplemental_groups_policy: true,
+            user_namespaces_host_network: handlers
+                .iter()
+                .any(|handler| handler.user_namespaces && handler.recursive_readonly),
+            mount_options: true,
+        };
         Ok(Response::new(v1::StatusResponse {
             status: Some(v1::RuntimeStatus { conditions }),
             features: Some(features),
-            runtime_handlers: handlers(&self.engine()?.handlers()),
+            runtime_handlers: self::handlers(&handlers),
             ..Default::default()
         }))
     }

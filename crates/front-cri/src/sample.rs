@@ -51,6 +51,7 @@ pub(crate) fn container_record(request: NewContainer) -> ContainerRecord {
             stop_signal: "SIGQUIT".into(),
             resources: request.container.resources.clone(),
             cgroup_path: "/kubepods/x".into(),
+            images: BTreeMap::new(),
         },
         request,
     }

@@ -58,6 +58,7 @@ fn marked(error: &EngineError) -> &(dyn Error + 'static) {
         cause = source;
     }
     match cause {
+        EngineError::ImageVolume { .. } => cause,
         EngineError::Spec(spec) if matches!(**spec, OciError::RecursiveReadonly { .. }) => &**spec,
         _ => error,
     }
@@ -140,6 +141,11 @@ mod tests {
         let message = cause.to_string();
         assert!(message.starts_with("RROUnsupported: "), "{message}");
         check(step(step(cause.into())), Code::Unimplemented, &message);
+
+        let source = Box::new(EngineError::NotFound { what: "image", id: "x".into() });
+        let cause = EngineError::ImageVolume { field: "mounts[1]".into(), source };
+        let message = "ImageVolumeMountFailed: mounts[1]: no image \"x\"";
+        check(step(cause), Code::NotFound, message);
     }
 
     #[test]

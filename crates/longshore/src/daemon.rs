@@ -180,6 +180,7 @@ async fn open_engine(settings: &Settings, store: &Store) -> anyhow::Result<Arc<E
 fn engine_config(settings: &Settings) -> anyhow::Result<EngineConfig> {
     let cgroup_driver = handlers::cgroup_driver(settings);
     Ok(EngineConfig {
+        root: settings.root.clone(),
         state: settings.state.clone(),
         shim_binary: shim_binary()?,
         handlers: handlers::find(settings, cgroup_driver),

@@ -107,7 +107,7 @@ async fn sigterm_ends_it_in_order_and_leaves_nothing() {
     let mut daemon = DaemonProcess::start(LONGSHORE).await.unwrap();
     let mode = |path: PathBuf| path.metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(daemon.cri_socket()), 0o600);
-    assert_eq!(mode(daemon.state()), 0o700);
+    assert_eq!(mode(daemon.state()), 0o711);
     assert_eq!(mode(daemon.root()), 0o700);
     // A client that stays connected, as a kubelet does, does not delay the end.
     let mut idle = client(&daemon).await;

@@ -201,7 +201,9 @@ impl At<'_> {
         let mut options = vec!["rbind", self.propagation()?, self.writability(inputs)?];
         options.extend(extra);
         let mut bind = mount(&to, "bind", &self.source.path, &options);
-        if let Some(mapping) = &self.request.mapping {
+        // An image was shown with the pod's ids already.
+        let of_image = matches!(self.request.source, MountSource::Image { .. });
+        if let Some(mapping) = self.request.mapping.as_ref().filter(|_| !of_image) {
             self.check_mapping(inputs)?;
             set_mapping(&mut bind, mapping)?;
         }

@@ -18,6 +18,7 @@ use std::{
 };
 
 use api_shim::start::OciRuntime;
+use rustix::{fs::Mode, process::umask};
 use serde::Deserialize;
 use sys::pidfd::Pidfd;
 use tokio::time::{Instant, timeout_at};
@@ -109,7 +110,7 @@ impl Runtime {
         }
         command.arg(step).args(args).current_dir(bundle);
         command.stdin(streams.stdin).stdout(streams.stdout).stderr(streams.stderr);
-        let child = command.spawn().map_err(Error::io(doing()))?;
+        let child = with_usual_umask(|| command.spawn()).map_err(Error::io(doing()))?;
         // The command holds our copies of the streams.
         drop(command);
         let mut ended = self.reaper.expect(child.id());
@@ -169,6 +170,15 @@ impl Runtime {
     fn state_dir(&self, id: &str) -> PathBuf {
         self.config.root.join(id)
     }
+}
+
+/// The runtime makes cgroups, through which the root of a user namespace has to pass; ours would
+/// keep it out. What our other thread makes meanwhile has its mode by name.
+fn with_usual_umask<T>(work: impl FnOnce() -> T) -> T {
+    let ours = umask(Mode::from_raw_mode(0o022));
+    let done = work();
+    umask(ours);
+    done
 }
 
 /// What a runtime names must be ours to wait for.

@@ -10,9 +10,10 @@ use api_cri::{
         CreateContainerRequest, ExecSyncRequest, ExecSyncResponse, ImageSpec,
         ListContainersRequest, ListPodSandboxRequest, PodSandbox, PodSandboxConfig,
         PodSandboxStatusRequest, PodSandboxStatusResponse, PullImageRequest,
-        RemoveContainerRequest, RemovePodSandboxRequest, ReopenContainerLogRequest,
-        RunPodSandboxRequest, StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
-        image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient,
+        RemoveContainerRequest, RemoveImageRequest, RemovePodSandboxRequest,
+        ReopenContainerLogRequest, RunPodSandboxRequest, StartContainerRequest,
+        StopContainerRequest, StopPodSandboxRequest, image_service_client::ImageServiceClient,
+        runtime_service_client::RuntimeServiceClient,
     },
 };
 use tokio::time::Instant;
@@ -52,6 +53,11 @@ impl Cri {
         let image = Some(ImageSpec { image: image.to_owned(), ..ImageSpec::default() });
         let request = PullImageRequest { image, ..PullImageRequest::default() };
         self.images.clone().pull_image(request).await.map(drop)
+    }
+
+    pub async fn remove_image(&self, image: &str) -> Result<(), Status> {
+        let image = Some(ImageSpec { image: image.to_owned(), ..ImageSpec::default() });
+        self.images.clone().remove_image(RemoveImageRequest { image }).await.map(drop)
     }
 
     // === pods ===

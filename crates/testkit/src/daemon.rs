@@ -4,7 +4,7 @@ use std::{
     ffi::OsStr,
     fs,
     io::Read,
-    os::fd::OwnedFd,
+    os::{fd::OwnedFd, unix::fs::PermissionsExt},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
@@ -247,6 +247,8 @@ fn tcp_listeners() -> anyhow::Result<Vec<String>> {
     Ok(rows.filter(|row| row.get(3) == Some(&LISTEN)).map(|row| row[9].to_owned()).collect())
 }
 
+/// The root of a user namespace passes through it, as through any directory of a host.
 fn new_home() -> anyhow::Result<TempDir> {
-    Ok(tempfile::Builder::new().prefix("ls-").tempdir()?)
+    let passable = fs::Permissions::from_mode(0o711);
+    Ok(tempfile::Builder::new().prefix("ls-").permissions(passable).tempdir()?)
 }

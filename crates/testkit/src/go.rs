@@ -9,22 +9,35 @@ use std::{
 use anyhow::{Context, bail};
 use rustix::fs::{FlockOperation, flock};
 
-/// The tools that `tests/tools/go.mod` pins.
+/// The tools that the modules below `tests/tools` pin.
 #[derive(Clone, Copy, Debug)]
 pub enum GoTool {
     Crictl,
+    /// Newer than what distributions ship: it knows user namespaces by path and mapped ids of
+    /// mounts. Without seccomp.
+    Runc,
 }
 
 impl GoTool {
     fn name(self) -> &'static str {
         match self {
             Self::Crictl => "crictl",
+            Self::Runc => "runc",
+        }
+    }
+
+    /// Where its `go.mod` is.
+    fn module(self) -> &'static str {
+        match self {
+            Self::Crictl => "tests/tools",
+            Self::Runc => "tests/tools/runc",
         }
     }
 
     fn package(self) -> &'static str {
         match self {
             Self::Crictl => "sigs.k8s.io/cri-tools/cmd/crictl",
+            Self::Runc => "github.com/opencontainers/runc",
         }
     }
 
@@ -47,7 +60,7 @@ impl GoTool {
             .args(["build", "-trimpath", "-o"])
             .arg(&tool)
             .arg(self.package())
-            .current_dir(workspace.join("tests/tools"))
+            .current_dir(workspace.join(self.module()))
             .env("GOFLAGS", "-mod=mod")
             .output()
             .context("run go build")?;

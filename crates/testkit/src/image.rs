@@ -337,6 +337,11 @@ impl Index {
 
 /// What people have in an image of busybox, of the statically linked one of this machine.
 pub fn busybox() -> Result<Image> {
+    Ok(busybox_with()?.build())
+}
+
+/// The same, to be added to.
+pub fn busybox_with() -> Result<ImageBuilder> {
     let program = ["/bin/busybox", "/usr/bin/busybox"].iter().find(|path| Path::new(path).exists());
     let program = program.context("no busybox here: install busybox-static")?;
     let bytes = fs::read(program).with_context(|| format!("read {program}"))?;
@@ -358,7 +363,7 @@ pub fn busybox() -> Result<Image> {
     let users = b"root:x:0:0:root:/root:/bin/sh\nwww-data:x:33:33:www:/var:/bin/false\n";
     let groups = b"root:x:0:\nwww-data:x:33:\n";
     let layer = layer.file("etc/passwd", 0o644, users).file("etc/group", 0o644, groups);
-    Ok(ImageBuilder::default().layer(layer.build()).set("Cmd", json!(["sh"])).build())
+    Ok(ImageBuilder::default().layer(layer.build()).set("Cmd", json!(["sh"])))
 }
 
 const APPLETS: [&str; 44] = [

@@ -167,7 +167,9 @@ impl DaemonProcess {
         left.extend(marks.mounts(&marks.daemon.to_string()).into_iter().map(path));
         let oci = directories(&self.state().join("oci"));
         let kept = oci.iter().flat_map(|handler| directories(handler));
-        left.extend(directories(&self.state().join("pods")).into_iter().chain(kept).map(path));
+        let volumes = directories(&self.root().join("volumes"));
+        let pods = directories(&self.state().join("pods"));
+        left.extend(pods.into_iter().chain(kept).chain(volumes).map(path));
         left.extend(marks.processes().into_iter().map(|process| process.command));
         left.extend(marks.cgroups().into_iter().map(path));
         left

@@ -17,13 +17,13 @@ use oci::{
 use rustix::fs::{Mode, OFlags, major, minor};
 use sys::{beneath::Root, mount::Table};
 
+use super::images;
 use crate::error::{EngineError, Result};
 
 /// No file we parse is larger on a sane system.
 const MAX_FILE: u64 = 4 << 20;
 
 /// What the engine knows already.
-#[derive(Debug)]
 pub(super) struct Known<'a> {
     pub(super) id: Id,
     pub(super) rootfs: PathBuf,
@@ -32,6 +32,8 @@ pub(super) struct Known<'a> {
     pub(super) pids: &'a BTreeMap<Id, u32>,
     pub(super) device_paths: Vec<PathBuf>,
     pub(super) volumes: BTreeMap<PathBuf, PathBuf>,
+    /// Where the image of a mount is shown.
+    pub(super) image: &'a dyn Fn(usize) -> PathBuf,
 }
 
 pub(super) fn gather(known: &Known<'_>) -> Result<ContainerFacts> {
@@ -39,7 +41,7 @@ pub(super) fn gather(known: &Known<'_>) -> Result<ContainerFacts> {
     Ok(ContainerFacts {
         id: *id,
         rootfs: rootfs.clone(),
-        sources: sources(&request.mounts)?,
+        sources: sources(known)?,
         volumes: known.volumes.clone(),
         targets: targets(known)?,
         seccomp: seccomp(request)?,
@@ -68,30 +70,32 @@ pub(super) fn accounts(rootfs: &Path) -> Result<Accounts> {
     Ok(Accounts { passwd: read("etc/passwd")?, group: read("etc/group")? })
 }
 
-fn sources(mounts: &[MountRequest]) -> Result<Vec<SourceFacts>> {
+fn sources(known: &Known<'_>) -> Result<Vec<SourceFacts>> {
     let table = Table::own()?;
-    mounts.iter().enumerate().map(|(at, mount)| source(&table, at, mount)).collect()
+    let source = |(number, mount): (usize, &MountRequest)| match &mount.source {
+        MountSource::Tmpfs => Ok(SourceFacts::default()),
+        MountSource::Image { sub_path, .. } => {
+            let path = images::part(number, &(known.image)(number), sub_path.as_deref())?;
+            Ok(SourceFacts { path, propagation: SourcePropagation::Private })
+        }
+        MountSource::Host(path) => host_source(&table, number, path),
+    };
+    known.request.mounts.iter().enumerate().map(source).collect()
 }
 
-fn source(table: &Table, at: usize, mount: &MountRequest) -> Result<SourceFacts> {
-    let path = match &mount.source {
-        MountSource::Tmpfs => return Ok(SourceFacts::default()),
-        MountSource::Image { .. } => {
-            let why = "ImageVolumeMountFailed: image volumes are not implemented";
-            return Err(EngineError::invalid(format!("mounts[{at}].image"), why));
-        }
-        MountSource::Host(path) => path,
-    };
-    let field = || format!("mounts[{at}].host_path");
+fn host_source(table: &Table, number: usize, path: &Path) -> Result<SourceFacts> {
+    let refuse = |why: String| EngineError::invalid(format!("mounts[{number}].host_path"), why);
     if path.as_os_str().is_empty() {
-        return Err(EngineError::invalid(field(), "is empty"));
+        return Err(refuse("is empty".to_owned()));
     }
     // The kubelet counts on it: a source that is not there becomes a directory.
     if fs::symlink_metadata(path).is_err() {
         crate::files::make_dir(path, 0o755)?;
     }
-    let path = fs::canonicalize(path)
-        .map_err(|e| EngineError::invalid(field(), format!("{}: {e}", path.display())))?;
+    let path = fs::canonicalize(path).map_err(|e| match fs::read_link(path) {
+        Ok(to) => refuse(format!("{} is a link to {}: {e}", path.display(), to.display())),
+        Err(_) => refuse(format!("{}: {e}", path.display())),
+    })?;
     let tags = table.covering(&path).map(|entry| entry.tags.as_slice()).unwrap_or_default();
     let tagged = |tag: &str| tags.iter().any(|t| t.starts_with(tag));
     let propagation = if tagged("shared:") {

@@ -1,6 +1,6 @@
 //! From a request to a bundle that can be started.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use base::Id;
 use oci::{
@@ -9,12 +9,13 @@ use oci::{
 
 use super::{
     facts::{self, Known},
-    volumes,
+    images, volumes,
 };
 use crate::{
     error::Result,
     files::{blocking, make_dir, remove_dir, write},
     phase::ContainerEvent,
+    pod::files::root_of,
     record::{ContainerRecord, Made, PodRecord},
     request::{PodNamespace, PodPid},
     shared::Shared,
@@ -27,6 +28,7 @@ use crate::{
 pub(crate) enum Step {
     Directory,
     Rootfs,
+    Volumes,
     Spec,
 }
 
@@ -42,12 +44,13 @@ impl Plan for MakeContainer {
     type Step = Step;
 
     const OPERATION: &'static str = "create-container";
-    const STEPS: &'static [Step] = &[Step::Directory, Step::Rootfs, Step::Spec];
+    const STEPS: &'static [Step] = &[Step::Directory, Step::Rootfs, Step::Volumes, Step::Spec];
 
     fn name(step: Step) -> &'static str {
         match step {
             Step::Directory => "directory",
             Step::Rootfs => "rootfs",
+            Step::Volumes => "volumes",
             Step::Spec => "spec",
         }
     }
@@ -81,11 +84,14 @@ impl Plan for MakeContainer {
                 .await
             }
             Step::Rootfs => self.shared.storage.mount(self.rootfs()?).await,
+            Step::Volumes => {
+                let shown = images::show(&self.shared, &self.pod, &self.container).await?;
+                self.container.made.images = shown;
+                self.blocking(|shared, pod, container| volumes_of(shared, pod, container).map(drop))
+                    .await
+            }
             Step::Spec => {
-                let this =
-                    (Arc::clone(&self.shared), Arc::clone(&self.pod), self.container.clone());
-                self.container.made =
-                    blocking(move || make_spec(&this.0, &this.1, &this.2)).await?;
+                self.container.made = self.blocking(make_spec).await?;
                 Ok(())
             }
         }
@@ -109,6 +115,7 @@ impl Plan for MakeContainer {
                 let target = self.shared.layout.rootfs(&self.pod.id, &self.container.id);
                 self.shared.storage.release(self.container.id, target).await
             }
+            Step::Volumes => give_back_volumes(&self.shared, &self.container).await,
             // It lies in the directory.
             Step::Spec => Ok(()),
         }
@@ -116,6 +123,15 @@ impl Plan for MakeContainer {
 }
 
 impl MakeContainer {
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Shared, &PodRecord, &ContainerRecord) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (shared, pod) = (Arc::clone(&self.shared), Arc::clone(&self.pod));
+        let container = self.container.clone();
+        blocking(move || work(&shared, &pod, &container)).await
+    }
+
     fn rootfs(&self) -> Result<NewRootfs> {
         Ok(NewRootfs {
             container: self.container.id,
@@ -125,6 +141,25 @@ impl MakeContainer {
             mapping: mapping(&self.pod),
         })
     }
+}
+
+/// What the image calls volumes, each with the directory that stands for it; makes those that
+/// are not there. Blocking, idempotent.
+fn volumes_of(
+    shared: &Shared,
+    pod: &PodRecord,
+    container: &ContainerRecord,
+) -> Result<BTreeMap<PathBuf, PathBuf>> {
+    let wanted = oci::image_volumes(&container.request.container, &container.image.facts);
+    let rootfs = shared.layout.rootfs(&pod.id, &container.id);
+    let dir = shared.layout.volumes(&container.id);
+    volumes::make(&dir, &rootfs, &wanted, root_of(&pod.request))
+}
+
+pub(crate) async fn give_back_volumes(shared: &Shared, container: &ContainerRecord) -> Result<()> {
+    images::hide(shared, container).await?;
+    let dir = shared.layout.volumes(&container.id);
+    blocking(move || remove_dir(&dir)).await
 }
 
 /// Writes config.json and says what came of it. Blocking.
@@ -139,11 +174,8 @@ fn make_spec(shared: &Shared, pod: &PodRecord, container: &ContainerRecord) -> R
         request,
         pids: &pids(shared, pod.id),
         device_paths: oci::device_paths(request, &cdi)?.into_iter().collect(),
-        volumes: volumes::make(
-            &shared.layout.bundle(&pod.id, &container.id).join("volumes"),
-            &rootfs,
-            &oci::image_volumes(request, &container.image.facts),
-        )?,
+        volumes: volumes_of(shared, pod, container)?,
+        image: &|number| shared.layout.image(&pod.id, &container.id, number),
     };
     let built = oci::build(&oci::Inputs {
         request,
@@ -166,6 +198,7 @@ fn make_spec(shared: &Shared, pod: &PodRecord, container: &ContainerRecord) -> R
         stop_signal: built.stop_signal.to_string(),
         resources: oci::resources_of(&built.spec),
         cgroup_path: cgroup.unwrap_or_default().to_string_lossy().into_owned(),
+        images: container.made.images.clone(),
     })
 }
 

@@ -22,6 +22,7 @@ pub(crate) async fn release(shared: &Shared, container: &ContainerRecord) -> Res
             Err(e) => return Err(e.into()),
         }
     }
+    super::make::give_back_volumes(shared, container).await?;
     shared.storage.release(id, shared.layout.rootfs(&pod, &id)).await?;
     let bundle = shared.layout.bundle(&pod, &id);
     blocking(move || remove_dir(&bundle)).await

@@ -16,23 +16,45 @@ use sys::beneath::Root;
 
 use crate::{
     error::{EngineError, Result},
-    files::make_dir,
+    files::{make_dir, remove_dir},
 };
 
-/// Makes one directory in `dir` for each of `paths`, and says which is which.
+/// Makes one directory in `dir` for each of `paths`, and says which is which. Those that are
+/// there stay as they are: they were filled before. `owner` is that of what the image lacks.
 pub(super) fn make(
     dir: &Path,
     rootfs: &Path,
     paths: &[PathBuf],
+    owner: Option<(u32, u32)>,
 ) -> Result<BTreeMap<PathBuf, PathBuf>> {
     let mut made = BTreeMap::new();
     for (number, path) in paths.iter().enumerate() {
         let volume = dir.join(number.to_string());
-        make_dir(&volume, 0o755)?;
-        fill(&volume, rootfs, path)?;
+        if !volume.exists() {
+            make_one(dir, &volume, rootfs, path, owner)?;
+        }
         made.insert(path.clone(), volume);
     }
     Ok(made)
+}
+
+/// Under another name until it is whole.
+fn make_one(
+    dir: &Path,
+    volume: &Path,
+    rootfs: &Path,
+    path: &Path,
+    owner: Option<(u32, u32)>,
+) -> Result<()> {
+    let filling = dir.join("filling");
+    remove_dir(&filling)?;
+    make_dir(dir, 0o711)?;
+    make_dir(&filling, 0o755)?;
+    if let Some((uid, gid)) = owner {
+        lchown(&filling, Some(uid), Some(gid)).map_err(EngineError::io("give away", &filling))?;
+    }
+    fill(&filling, rootfs, path)?;
+    fs::rename(&filling, volume).map_err(EngineError::io("rename to", volume))
 }
 
 /// The image's path is its own to choose: whatever links are on the way, it stays inside.
@@ -91,7 +113,7 @@ mod tests {
         symlink("/etc/passwd", rootfs.join("data/link")).unwrap();
         symlink("/etc", rootfs.join("escape")).unwrap();
         let paths = ["/data", "/escape", "/absent"].map(PathBuf::from);
-        let made = make(&volumes, &rootfs, &paths).unwrap();
+        let made = make(&volumes, &rootfs, &paths, Some((1, 2))).unwrap();
         let data = &made[Path::new("/data")];
         assert_eq!(fs::read(data.join("sub/f")).unwrap(), b"x");
         assert_eq!(fs::read_link(data.join("link")).unwrap(), Path::new("/etc/passwd"));
@@ -99,5 +121,13 @@ mod tests {
         let empty = |path: &str| fs::read_dir(&made[Path::new(path)]).unwrap().count() == 0;
         assert!(empty("/escape"), "the host's /etc is not the image's");
         assert!(empty("/absent"));
+        if rustix::process::geteuid().is_root() {
+            let absent = fs::metadata(&made[Path::new("/absent")]).unwrap();
+            assert_eq!((absent.uid(), absent.gid()), (1, 2));
+        }
+        fs::write(data.join("new"), "y").unwrap();
+        fs::remove_file(data.join("sub/f")).unwrap();
+        assert_eq!(make(&volumes, &rootfs, &paths, None).unwrap(), made);
+        assert!(data.join("new").exists() && !data.join("sub/f").exists(), "filled once");
     }
 }

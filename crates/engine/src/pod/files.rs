@@ -1,8 +1,13 @@
 //! The files every container of a pod sees: hosts, hostname, resolv.conf, /dev/shm.
 
-use std::fs;
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, chown},
+    path::Path,
+};
 
 use base::Id;
+use oci::{IdMapping, UserNamespace};
 use sys::mount::{self, Attrs, Tmpfs, Unmount};
 
 use crate::{
@@ -17,7 +22,12 @@ const SHM_BYTES: u64 = 64 << 20;
 
 /// Blocking.
 pub(super) fn make(layout: &Layout, id: &Id, request: &PodRequest) -> Result<()> {
+    make_dir(&layout.pods(), 0o711)?;
     make_dir(&layout.pod(id), 0o700)?;
+    let root = root_of(request);
+    if let Some(ids) = root {
+        admit(&layout.pod(id), ids)?;
+    }
     for dir in [layout.pod(id).join("ns"), layout.exec(id), layout.pod(id).join("c")] {
         make_dir(&dir, 0o711)?;
     }
@@ -27,9 +37,24 @@ pub(super) fn make(layout: &Layout, id: &Id, request: &PodRequest) -> Result<()>
     write(&files.join("hosts"), &hosts(request)?, 0o644)?;
     write(&files.join("resolv.conf"), resolv_conf(request.dns.as_ref())?.as_bytes(), 0o644)?;
     if request.ipc == PodNamespace::Pod {
-        make_shm(layout, id)?;
+        make_shm(layout, id, root)?;
     }
     Ok(())
+}
+
+/// Who is root in the pod's user namespace: its uid and gid on the host.
+pub(crate) fn root_of(request: &PodRequest) -> Option<(u32, u32)> {
+    let Some(UserNamespace::Pod(maps)) = &request.user else { return None };
+    let first = |ranges: &[IdMapping]| ranges.iter().find(|r| r.container == 0).map(|r| r.host);
+    Some((first(&maps.uids)?, first(&maps.gids)?))
+}
+
+/// The pod's own root passes through the pod's directory to its root file systems; the roots
+/// of other pods do not.
+fn admit(dir: &Path, (_, gid): (u32, u32)) -> Result<()> {
+    let failed = |e| EngineError::io("admit the pod's root to", dir)(e);
+    chown(dir, None, Some(gid)).map_err(failed)?;
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o710)).map_err(failed)
 }
 
 /// Blocking, idempotent.
@@ -39,12 +64,15 @@ pub(super) fn remove(layout: &Layout, id: &Id) -> Result<()> {
     crate::files::remove_dir(&dir)
 }
 
-fn make_shm(layout: &Layout, id: &Id) -> Result<()> {
+fn make_shm(layout: &Layout, id: &Id, root: Option<(u32, u32)>) -> Result<()> {
     let shm = layout.shm(id);
     make_dir(&shm, 0o1777)?;
     if !mount::is_mount_point(&shm)? {
         let attrs = Attrs { no_suid: true, no_dev: true, no_exec: true, ..Attrs::default() };
         Tmpfs { bytes: SHM_BYTES, inodes: 0, mode: 0o1777 }.create(attrs)?.attach(&shm)?;
+    }
+    if let Some((uid, gid)) = root {
+        chown(&shm, Some(uid), Some(gid)).map_err(EngineError::io("give away", &shm))?;
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use engine::{
     Engine, EngineConfig, EngineError, Handler, Limits,
     record::PinnedImage,
     request::{NewContainer, PodName, PodNamespace, PodRequest},
-    storage::{Boxed, NewRootfs, Storage},
+    storage::{Boxed, NewRootfs, NewView, Storage},
 };
 use oci::{CgroupDriver, ContainerRequest, HandlerFacts, ImageFacts};
 use store::Store;
@@ -70,6 +70,7 @@ impl Host {
             facts: HandlerFacts { name: "runc".into(), ..HandlerFacts::default() },
         };
         let config = EngineConfig {
+            root: self.dir().join("lib"),
             state: self.state(),
             shim_binary: shim(),
             handlers: vec![handler],
@@ -200,6 +201,14 @@ impl Storage for Folder {
             ..Overlay::default()
         };
         Box::pin(async move { Ok(overlay.mount_at(&rootfs.target, Attrs::default())?) })
+    }
+
+    fn show(&self, _: NewView) -> Boxed<'_, engine::Result<()>> {
+        Box::pin(std::future::ready(Err(EngineError::Unimplemented("images as volumes"))))
+    }
+
+    fn hide(&self, _: Id, _: usize) -> Boxed<'_, engine::Result<()>> {
+        Box::pin(std::future::ready(Ok(())))
     }
 
     fn release(&self, container: Id, target: PathBuf) -> Boxed<'_, engine::Result<()>> {

@@ -10,7 +10,7 @@ use engine::{
     phase::{ContainerPhase, Exited, PodPhase, Reason},
     record::{ContainerRecord, PinnedImage, PodRecord},
     request::{NewContainer, PodRequest},
-    storage::{Boxed, NewRootfs, Storage},
+    storage::{Boxed, NewRootfs, NewView, Storage},
 };
 use oci::{CgroupDriver, Policy};
 use store::Store;
@@ -45,6 +45,14 @@ impl Storage for NoImages {
     fn release(&self, _: Id, _: PathBuf) -> Boxed<'_, engine::Result<()>> {
         Box::pin(async { Ok(()) })
     }
+
+    fn show(&self, _: NewView) -> Boxed<'_, engine::Result<()>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn hide(&self, _: Id, _: usize) -> Boxed<'_, engine::Result<()>> {
+        Box::pin(async { Ok(()) })
+    }
 }
 
 impl Node {
@@ -61,6 +69,7 @@ impl Node {
         }
         batch.commit().await.unwrap();
         let config = EngineConfig {
+            root: home.path().join("lib"),
             state: home.path().join("run"),
             shim_binary: "/nowhere/shim".into(),
             handlers: Vec::new(),

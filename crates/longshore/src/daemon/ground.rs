@@ -38,9 +38,10 @@ pub(super) struct Ground {
 impl Ground {
     pub(super) fn take(settings: &Settings) -> Result<Self, GroundError> {
         let mut made = Made::default();
-        made.dir(&settings.root)?;
+        made.dir(&settings.root, 0o700)?;
         let lock = made.lock(&settings.root)?;
-        made.dir(&settings.state)?;
+        // The root of a pod's user namespace passes through it to its own root file system.
+        made.dir(&settings.state, 0o711)?;
         made.writable(&settings.state)?;
         Ok(Self { made, _lock: lock })
     }
@@ -56,11 +57,11 @@ impl Ground {
 struct Made(Vec<PathBuf>);
 
 impl Made {
-    /// `path` with mode 0700, and the missing ones above it.
-    fn dir(&mut self, path: &Path) -> Result<(), GroundError> {
+    /// `path` with this mode, and the missing ones above it.
+    fn dir(&mut self, path: &Path, mode: u32) -> Result<(), GroundError> {
         let missing: Vec<_> = path.ancestors().take_while(|dir| !dir.exists()).collect();
         for dir in missing.into_iter().rev() {
-            let mode = if dir == path { 0o700 } else { 0o755 };
+            let mode = if dir == path { mode } else { 0o755 };
             match fs::DirBuilder::new().mode(mode).create(dir) {
                 Ok(()) => self.0.push(dir.to_owned()),
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}

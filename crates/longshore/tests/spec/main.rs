@@ -1,0 +1,7 @@
+//! What a container is asked to be, it is: looked at from inside, over CRI, on a real runtime.
+
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
+
+mod mounts;
+mod users;
+mod world;
