@@ -4,6 +4,8 @@ use std::{path::PathBuf, time::Duration};
 
 use oci::{CgroupDriver, HandlerFacts, HostFacts, Policy};
 
+use crate::metrics::Metrics;
+
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
     /// State that survives a reboot, on disk.
@@ -19,6 +21,9 @@ pub struct EngineConfig {
     pub limits: Limits,
     /// Longer lines of a log are cut into parts.
     pub max_log_line: usize,
+    /// How long events are kept that nobody is there to read.
+    pub event_discard_age: Duration,
+    pub metrics: Metrics,
 }
 
 /// A configured OCI runtime.

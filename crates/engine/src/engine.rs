@@ -13,7 +13,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     config::EngineConfig,
     error::{EngineError, Result},
+    events::{self, Events, Subscription},
     exec::{self, ExecSession, ExecStdio},
+    files::blocking,
     health::Health,
     images::Images,
     layout::Layout,
@@ -25,6 +27,7 @@ use crate::{
     request::{NewContainer, PodRequest},
     shared::{Live, Shared},
     stages::{Stage, Stages},
+    stats::{ContainerStats, Groups, PodDetails, PodStats},
     storage::Storage,
     view::{ContainerFilter, ExecOutput, HandlerView, PodFilter, PodView},
 };
@@ -49,7 +52,10 @@ impl Engine {
         if config.handlers.is_empty() {
             health.runtime.fail("NoRuntime", "no OCI runtime works here: see `longshore check`");
         }
+        let events = Events::new(config.event_discard_age, config.metrics.clone());
         let shared = Arc::new(Shared {
+            groups: blocking(Groups::new).await?,
+            events,
             layout: Layout::new(&config.state, &config.root),
             pods: store.table()?,
             containers: store.table()?,
@@ -63,6 +69,8 @@ impl Engine {
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
         });
+        // First: what recovery finds out is news.
+        events::watch(&shared);
         recover::recover(&shared).await;
         Ok(Self { shared, health, images: None })
     }
@@ -94,6 +102,16 @@ impl Engine {
 
     pub fn health(&self) -> &Health {
         &self.health
+    }
+
+    /// All events from now on, and those that nobody was there for.
+    pub fn subscribe(&self) -> Subscription {
+        self.shared.events.subscribe()
+    }
+
+    /// Ends all subscriptions: who serves them need not wait for their clients.
+    pub fn end_subscriptions(&self) {
+        self.shared.events.close();
     }
 
     /// What is in flight now.
@@ -289,6 +307,54 @@ impl Engine {
         let container = self.shared.find_container(id)?;
         let (id, resources) = (container.id, Box::new(resources));
         self.ask(container.pod, |reply| Ask::Update { id, resources, reply }).await
+    }
+
+    // === what is used ===
+
+    /// Of a container that does not run, only its writable layer.
+    pub async fn container_stats(&self, id: &str) -> Result<ContainerStats> {
+        let container = self.shared.find_container(id)?;
+        self.read(move |shared| shared.stats_of(container)).await
+    }
+
+    pub async fn list_container_stats(
+        &self,
+        filter: &ContainerFilter,
+    ) -> Result<Vec<ContainerStats>> {
+        let containers = self.containers(filter);
+        let stats = |shared: &Shared| containers.into_iter().map(|c| shared.stats_of(c)).collect();
+        self.read(stats).await
+    }
+
+    /// Only of a pod that is ready.
+    pub async fn pod_stats(&self, id: &str) -> Result<PodStats> {
+        let pod = self.shared.find_pod(id)?;
+        if !pod.phase.is_ready() {
+            let (id, state) = (pod.id, pod.phase.to_string());
+            return Err(EngineError::NotReady { id, state });
+        }
+        let mut stats = self.read(move |shared| shared.pod_stats_of(vec![pod])).await?;
+        Ok(stats.remove(0))
+    }
+
+    /// Of those pods that are ready.
+    pub async fn list_pod_stats(&self, filter: &PodFilter) -> Result<Vec<PodStats>> {
+        let pods = self.pods(&PodFilter { ready: Some(true), ..filter.clone() });
+        self.read(move |shared| shared.pod_stats_of(pods)).await
+    }
+
+    /// All there is to know about pods that are ready.
+    pub async fn list_pod_usage_details(&self) -> Result<Vec<PodDetails>> {
+        let pods = self.pods(&PodFilter { ready: Some(true), ..PodFilter::default() });
+        self.read(move |shared| shared.details_of(pods)).await
+    }
+
+    async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Shared) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let shared = Arc::clone(&self.shared);
+        blocking(move || read(&shared)).await
     }
 
     /// Cancel safe.

@@ -28,6 +28,9 @@ pub enum EngineError {
     #[error("{what} {id} is {state}: cannot {action}")]
     State { what: &'static str, id: Id, state: String, action: &'static str },
 
+    #[error("pod {id} is {state}, not ready")]
+    NotReady { id: Id, state: String },
+
     #[error(transparent)]
     Illegal(#[from] Illegal),
 
@@ -84,6 +87,7 @@ impl EngineError {
             Self::Invalid { .. } | Self::NoHandler(_) => Kind::Invalid,
             Self::NameTaken { .. } => Kind::AlreadyExists,
             Self::State { .. } | Self::Illegal(_) => Kind::FailedPrecondition,
+            Self::NotReady { .. } => Kind::Unavailable,
             Self::Unimplemented(_) => Kind::Unimplemented,
             Self::Timeout { .. } => Kind::Deadline,
             Self::Step { source, .. } | Self::ImageVolume { source, .. } => source.kind(),

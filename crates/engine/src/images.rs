@@ -30,7 +30,7 @@ use tokio::sync::{RwLock, watch};
 use crate::{
     error::{EngineError, Result},
     record::PinnedImage,
-    storage::{Boxed, NewRootfs, NewView, Storage},
+    storage::{Boxed, LayerUsage, NewRootfs, NewView, Storage},
 };
 
 /// The snapshotter of handlers that name none.
@@ -269,6 +269,11 @@ impl Storage for Images {
     fn hide(&self, container: Id, number: usize) -> Boxed<'_, Result<()>> {
         Box::pin(async move { self.remove_snapshot(&view_key(container, number)?).await })
     }
+
+    fn usage(&self, container: Id) -> Option<LayerUsage> {
+        let key = Key::from(container);
+        self.snapshots.values().find_map(|shelf| layer_usage(shelf, &key))
+    }
 }
 
 fn view_key(container: Id, number: usize) -> Result<Key> {
@@ -288,6 +293,16 @@ async fn prepare_and_mount(
         Err(error) => return Err(error.into()),
     }
     Ok(shelf.mount(key, target).await?)
+}
+
+fn layer_usage(shelf: &Snapshots, key: &Key) -> Option<LayerUsage> {
+    let sample = shelf.usage(key).ok()??;
+    Some(LayerUsage {
+        mountpoint: shelf.root().to_owned(),
+        bytes: sample.usage.bytes,
+        inodes: sample.usage.inodes,
+        at: sample.at,
+    })
 }
 
 fn id_maps(maps: &IdMappings) -> Result<IdMaps> {

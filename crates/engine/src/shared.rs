@@ -11,11 +11,13 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     config::{EngineConfig, Handler},
     error::{EngineError, Result},
+    events::Events,
     layout::Layout,
     names::Names,
     owner::Mailbox,
     record::{ContainerRecord, PodRecord},
     stages::Stages,
+    stats::Groups,
     storage::Storage,
 };
 
@@ -30,6 +32,8 @@ pub(crate) struct Shared {
     pub(crate) pod_names: Names,
     pub(crate) container_names: Names,
     pub(crate) stages: Stages,
+    pub(crate) events: Events,
+    pub(crate) groups: Groups,
     pub(crate) live: Live,
     /// Every task of the engine; closing waits for them.
     pub(crate) tasks: TaskTracker,

@@ -3,6 +3,7 @@
 use std::{fmt, path::PathBuf, pin::Pin};
 
 use base::{Digest, Id};
+use jiff::Timestamp;
 use oci::IdMappings;
 
 use crate::{error::Result, record::PinnedImage};
@@ -36,6 +37,16 @@ pub struct NewView {
     pub mapping: Option<IdMappings>,
 }
 
+/// What the writable layer of a container took when it was last counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerUsage {
+    /// A directory on the file system that it is on.
+    pub mountpoint: PathBuf,
+    pub bytes: u64,
+    pub inodes: u64,
+    pub at: Timestamp,
+}
+
 /// Images and snapshots, as far as containers need them.
 pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// By id, prefix, tag or digest.
@@ -52,4 +63,7 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
 
     /// Unmounts and forgets a view; of what is not there, nothing.
     fn hide(&self, container: Id, number: usize) -> Boxed<'_, Result<()>>;
+
+    /// From memory.
+    fn usage(&self, container: Id) -> Option<LayerUsage>;
 }

@@ -14,6 +14,7 @@
 
 mod absent;
 mod container;
+mod events;
 mod field;
 mod filter;
 mod image;

@@ -11,7 +11,7 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     absent::unimplemented_rpcs,
-    container,
+    container, events,
     field::{Under, not_empty, not_windows},
     filter, pod, resources,
     service::Slot,
@@ -273,6 +273,17 @@ impl RuntimeService for Runtime {
         Ok(Response::new(container::exec_response(output)))
     }
 
+    // === events ===
+
+    type GetContainerEventsStream = events::Events;
+
+    async fn get_container_events(
+        &self,
+        _: Request<v1::GetEventsRequest>,
+    ) -> Answer<Self::GetContainerEventsStream> {
+        Ok(Response::new(events::messages(self.engine()?.subscribe())))
+    }
+
     unimplemented_rpcs! {
         unary {
             exec(ExecRequest) -> ExecResponse = "Exec";
@@ -293,7 +304,6 @@ impl RuntimeService for Runtime {
         stream {
             stream_container_stats(StreamContainerStatsRequest) -> StreamContainerStatsResponse as StreamContainerStatsStream = "StreamContainerStats";
             stream_pod_sandbox_stats(StreamPodSandboxStatsRequest) -> StreamPodSandboxStatsResponse as StreamPodSandboxStatsStream = "StreamPodSandboxStats";
-            get_container_events(GetEventsRequest) -> ContainerEventResponse as GetContainerEventsStream = "GetContainerEvents";
             stream_pod_sandbox_metrics(StreamPodSandboxMetricsRequest) -> StreamPodSandboxMetricsResponse as StreamPodSandboxMetricsStream = "StreamPodSandboxMetrics";
         }
     }

@@ -18,8 +18,10 @@ use std::{
     fmt,
     net::SocketAddr,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
+use base::Span;
 pub use file::{ConfigError, load};
 pub use sample::sample;
 use settings::settings;
@@ -71,6 +73,8 @@ settings! {
     CriConfig {
         /// The socket of both CRI services.
         socket: Option<PathBuf> => "\"/run/longshore/longshore.sock\"";
+        /// How long events of containers are kept while nobody is there to read them.
+        event_discard_age: Span = Span(Duration::from_secs(300));
     }
 }
 
@@ -141,6 +145,7 @@ pub struct Settings {
     pub log_level: Level,
     pub log_format: Format,
     pub cri_socket: PathBuf,
+    pub event_discard_age: Duration,
     pub docker_socket: PathBuf,
     pub metrics_socket: PathBuf,
     pub metrics_tcp: Option<SocketAddr>,
@@ -191,6 +196,7 @@ impl Config {
             log_level: self.log.level.parse().map_err(|e| value("log.level", e))?,
             log_format: log_format(&self.log.format)?,
             cri_socket: place.socket("cri.socket", self.cri.socket.as_ref(), "longshore.sock")?,
+            event_discard_age: self.cri.event_discard_age.0,
             docker_socket: place.socket(
                 "docker.socket",
                 self.docker.socket.as_ref(),
@@ -283,6 +289,7 @@ impl Settings {
             ("handlers", self.handlers != new.handlers),
             ("log.format", self.log_format != new.log_format),
             ("cri.socket", self.cri_socket != new.cri_socket),
+            ("cri.event_discard_age", self.event_discard_age != new.event_discard_age),
             ("docker.socket", self.docker_socket != new.docker_socket),
             ("metrics.socket", self.metrics_socket != new.metrics_socket),
             ("metrics.tcp", self.metrics_tcp != new.metrics_tcp),

@@ -19,7 +19,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use anyhow::Context;
 use content::ContentConfig;
-use engine::{Engine, EngineConfig, Images, Limits};
+use engine::{Engine, EngineConfig, Images, Limits, Metrics};
 use front_admin::{Admin, Paths, Streams};
 use parts::Parts;
 use serve::Protocol;
@@ -65,6 +65,7 @@ impl Daemon {
 
         let mut registry =
             telemetry::metrics::registry(VERSION, jiff::Timestamp::now().as_second());
+        let metrics = Metrics::register(&mut registry);
         let slot = front_cri::Slot::default();
         let mut parts = Parts::default();
         let streams = Streams::new(parts.stop_token());
@@ -86,7 +87,7 @@ impl Daemon {
             }
         };
         watch_store(&mut parts, &store);
-        match open_engine(&settings, &store).await {
+        match open_engine(&settings, &store, metrics).await {
             Ok(engine) => {
                 slot.fill(Arc::clone(&engine));
                 let mut daemon = Self { settings, parts, engine, store, sockets, ground };
@@ -134,6 +135,8 @@ impl Daemon {
     /// Ends everything in order; the errors are what could not be ended well.
     pub async fn close(self) -> Vec<anyhow::Error> {
         let Self { parts, engine, store, sockets, ground, .. } = self;
+        // Else the server would give their readers its grace.
+        engine.end_subscriptions();
         let mut errors = parts.close().await;
         drop(sockets);
         engine.close().await;
@@ -168,16 +171,20 @@ impl Daemon {
 }
 
 /// Looks at the host and takes over what an earlier daemon left.
-async fn open_engine(settings: &Settings, store: &Store) -> anyhow::Result<Arc<Engine>> {
+async fn open_engine(
+    settings: &Settings,
+    store: &Store,
+    metrics: Metrics,
+) -> anyhow::Result<Arc<Engine>> {
     let looked = settings.clone();
-    let config = tokio::task::spawn_blocking(move || engine_config(&looked)).await??;
+    let config = tokio::task::spawn_blocking(move || engine_config(&looked, metrics)).await??;
     let mut content = ContentConfig::new(settings.root.join("content"));
     content.registry.hosts_dirs = vec![settings.registry_config_dir.clone()];
     let images = Images::open(&settings.root, content, store).await?;
     Ok(Arc::new(Engine::open_with_images(config, store.clone(), Arc::new(images)).await?))
 }
 
-fn engine_config(settings: &Settings) -> anyhow::Result<EngineConfig> {
+fn engine_config(settings: &Settings, metrics: Metrics) -> anyhow::Result<EngineConfig> {
     let cgroup_driver = handlers::cgroup_driver(settings);
     Ok(EngineConfig {
         root: settings.root.clone(),
@@ -189,6 +196,8 @@ fn engine_config(settings: &Settings) -> anyhow::Result<EngineConfig> {
         cgroup_driver,
         limits: Limits::default(),
         max_log_line: MAX_LOG_LINE,
+        event_discard_age: settings.event_discard_age,
+        metrics,
     })
 }
 

@@ -65,7 +65,6 @@ async fn what_is_not_implemented_says_so_by_name() {
         "CheckpointPod",
         "ContainerStats",
         "Exec",
-        "GetContainerEvents",
         "ListContainerStats",
         "ListMetricDescriptors",
         "ListPodSandboxMetrics",

@@ -150,6 +150,11 @@ impl Snapshots {
         self.inner.snapshotter
     }
 
+    /// Its own directory; it exists.
+    pub fn root(&self) -> &Path {
+        &self.inner.layout.root
+    }
+
     /// What the start found.
     pub fn recovery(&self) -> &Recovery {
         &self.inner.recovery

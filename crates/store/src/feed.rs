@@ -81,10 +81,24 @@ impl<T: Record> Feed<T> {
     ///
     /// Cancel safe: a change is taken only when it is returned.
     pub async fn next(&mut self) -> Result<Change<T>, FeedEnd> {
-        self.changes.recv().await.ok_or_else(|| match self.lost_from.load(Ordering::Acquire) {
+        let change = self.changes.recv().await;
+        change.ok_or_else(|| self.end())
+    }
+
+    /// The next change if it is there already.
+    pub fn try_next(&mut self) -> Result<Option<Change<T>>, FeedEnd> {
+        match self.changes.try_recv() {
+            Ok(change) => Ok(Some(change)),
+            Err(mpsc::error::TryRecvError::Empty) => Ok(None),
+            Err(mpsc::error::TryRecvError::Disconnected) => Err(self.end()),
+        }
+    }
+
+    fn end(&self) -> FeedEnd {
+        match self.lost_from.load(Ordering::Acquire) {
             0 => FeedEnd::Closed,
             seq => FeedEnd::Lagged { from: Seq(seq) },
-        })
+        }
     }
 }
 

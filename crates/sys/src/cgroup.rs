@@ -31,7 +31,7 @@ use rustix::{
 };
 
 pub use layout::{Hierarchy, Layout, Membership, Mode as LayoutMode, Version, memberships};
-pub use stats::{Cpu, Hugetlb, Io, IoDevice, Memory, Pids};
+pub use stats::{Cpu, Hugetlb, Io, IoDevice, Memory, MemoryDetails, Pids};
 
 use crate::error::{Error, Result, on};
 
@@ -55,8 +55,25 @@ struct Group {
 impl Cgroup {
     /// `path` is that of the group, `/kubepods/pod1`. `None`: no hierarchy has it.
     pub fn open(layout: &Layout, path: &Path) -> Result<Option<Self>> {
+        Self::open_where(layout, path, |_| true)
+    }
+
+    /// As [`Cgroup::open`], in the hierarchies of these controllers and in the v2 one only:
+    /// on a v1 host that spares the descriptors of those nobody reads.
+    pub fn open_for(layout: &Layout, path: &Path, wanted: &[&str]) -> Result<Option<Self>> {
+        Self::open_where(layout, path, |name| wanted.contains(&name))
+    }
+
+    fn open_where(
+        layout: &Layout,
+        path: &Path,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<Option<Self>> {
         let mut dirs = Vec::new();
         for (hierarchy, controllers) in layout.hierarchies() {
+            if hierarchy.version == Version::V1 && !controllers.iter().any(|name| wanted(name)) {
+                continue;
+            }
             let path = hierarchy.dir(path);
             match open_dir(&path) {
                 Ok(fd) => {
@@ -113,6 +130,11 @@ impl Cgroup {
     /// The processes in this group, not those of groups below.
     pub fn pids(&self) -> Result<Vec<u32>> {
         self.main().pids()
+    }
+
+    /// The processes in this group and in all below.
+    pub fn all_pids(&self) -> Result<Vec<u32>> {
+        self.main().all_pids()
     }
 }
 

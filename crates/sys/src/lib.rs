@@ -6,6 +6,7 @@
 //! | [`mount`] | detached mounts, overlay, bind, tmpfs; unmounting; the mount table |
 //! | [`idmap`] | id ranges, user namespaces made of them, idmapped mounts |
 //! | [`namespace`] | making, pinning, joining namespaces |
+//! | [`netdev`] | traffic of network interfaces |
 //! | [`pidfd`], [`process`] | processes by descriptor; this process's own settings |
 //! | [`cgroup`] | which hierarchy holds what; reading, writing, freezing, killing |
 //! | [`beneath`], [`fd`], [`pty`] | paths that cannot escape, descriptors, terminals |
@@ -23,6 +24,7 @@ pub mod host;
 pub mod idmap;
 pub mod mount;
 pub mod namespace;
+pub mod netdev;
 pub mod pidfd;
 pub mod process;
 pub mod pty;

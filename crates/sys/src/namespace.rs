@@ -26,7 +26,7 @@ use std::{
 use rustix::{io::Errno, mount::mount_bind, thread::UnshareFlags};
 
 pub use child::{Child, Holder, clone_into};
-pub use enter::{in_child, in_thread};
+pub use enter::{in_child, in_each_network, in_thread};
 
 use crate::{
     error::{Error, Result, on, to},

@@ -31,6 +31,45 @@ pub fn is_single_threaded() -> Result<bool> {
     Ok(fs::read_dir(tasks).map_err(on("list", tasks))?.take(2).count() == 1)
 }
 
+/// What a process has open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Descriptors {
+    pub all: u64,
+    pub sockets: u64,
+}
+
+/// Reads a link per descriptor.
+pub fn descriptors(pid: u32) -> Result<Descriptors> {
+    let dir = format!("/proc/{pid}/fd");
+    let mut open = Descriptors::default();
+    for entry in fs::read_dir(&dir).map_err(on("list", &dir))? {
+        let entry = entry.map_err(on("list", &dir))?;
+        // Closed meanwhile.
+        let Ok(to) = fs::read_link(entry.path()) else { continue };
+        open.all += 1;
+        open.sockets += u64::from(to.as_os_str().as_encoded_bytes().starts_with(b"socket:"));
+    }
+    Ok(open)
+}
+
+/// The soft limits of a process by the kernel's names, `Max open files`; without those that
+/// do not limit.
+pub fn soft_limits(pid: u32) -> Result<Vec<(String, u64)>> {
+    let path = format!("/proc/{pid}/limits");
+    Ok(parse_limits(&fs::read_to_string(&path).map_err(on("read", &path))?))
+}
+
+/// A table with columns of fixed width: name, soft limit, hard limit, unit.
+fn parse_limits(text: &str) -> Vec<(String, u64)> {
+    const NAME: usize = 25;
+    let row = |line: &str| {
+        let (name, values) = line.split_at_checked(NAME)?;
+        let soft = values.split_whitespace().next()?.parse().ok()?;
+        Some((name.trim().to_owned(), soft))
+    };
+    text.lines().skip(1).filter_map(row).collect()
+}
+
 /// −1000 (never) to 1000 (first).
 pub fn oom_score_adj(pid: u32) -> Result<i32> {
     let path = format!("/proc/{pid}/oom_score_adj");
@@ -191,5 +230,36 @@ mod tests {
     #[test]
     fn test_processes_have_threads() {
         assert!(!is_single_threaded().unwrap());
+    }
+
+    #[test]
+    fn descriptors_are_counted_by_kind() {
+        let pair = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut child = std::process::Command::new("sleep")
+            .arg("1000")
+            .stdin(std::os::fd::OwnedFd::from(pair.0))
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let got = descriptors(child.id());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let got = got.unwrap();
+        assert_eq!(got.sockets, 1, "{got:?}");
+        assert!(got.all >= 3, "{got:?}");
+        assert!(descriptors(0).is_err());
+    }
+
+    #[test]
+    fn limits_without_those_that_do_not_limit() {
+        let text = "Limit                     Soft Limit           Hard Limit           Units     \n\
+                    Max cpu time              unlimited            unlimited            seconds   \n\
+                    Max open files            1024                 1048576              files     \n\
+                    Max realtime timeout      unlimited            unlimited            us        \n";
+        assert_eq!(parse_limits(text), [("Max open files".to_owned(), 1024)]);
+        assert!(parse_limits("é").is_empty());
+        let own = soft_limits(std::process::id()).unwrap();
+        assert!(own.iter().any(|(name, soft)| name == "Max open files" && *soft > 0), "{own:?}");
     }
 }

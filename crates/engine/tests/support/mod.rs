@@ -79,6 +79,8 @@ impl Host {
             cgroup_driver: CgroupDriver::Cgroupfs,
             limits: Limits::default(),
             max_log_line: 16384,
+            event_discard_age: std::time::Duration::from_secs(300),
+            metrics: engine::Metrics::default(),
         };
         let folder = Arc::new(Folder { dir: self.dir.clone() });
         let engine = Engine::open(config, store.clone(), folder).await.unwrap();
@@ -186,6 +188,10 @@ fn busybox(into: &Path) {
 }
 
 impl Storage for Folder {
+    fn usage(&self, _: Id) -> Option<engine::storage::LayerUsage> {
+        None
+    }
+
     fn image<'a>(&'a self, reference: &'a str) -> Boxed<'a, engine::Result<PinnedImage>> {
         Box::pin(std::future::ready(pinned(reference)))
     }

@@ -32,6 +32,10 @@ struct Node {
 struct NoImages;
 
 impl Storage for NoImages {
+    fn usage(&self, _: Id) -> Option<engine::storage::LayerUsage> {
+        None
+    }
+
     fn image<'a>(&'a self, reference: &'a str) -> Boxed<'a, engine::Result<PinnedImage>> {
         Box::pin(
             async move { Err(EngineError::NotFound { what: "image", id: reference.to_owned() }) },
@@ -78,6 +82,8 @@ impl Node {
             cgroup_driver: CgroupDriver::Systemd,
             limits: Limits::default(),
             max_log_line: 16384,
+            event_discard_age: std::time::Duration::from_secs(300),
+            metrics: engine::Metrics::default(),
         };
         let engine = Engine::open(config, store.clone(), Arc::new(NoImages)).await.unwrap();
         let (engine, slot) = (Arc::new(engine), Slot::default());

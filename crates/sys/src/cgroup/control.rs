@@ -126,9 +126,13 @@ impl Group {
     }
 
     /// In the group and below.
-    fn all_pids(&self) -> Result<Vec<u32>> {
+    pub(super) fn all_pids(&self) -> Result<Vec<u32>> {
         // A threaded group lists nobody: its parent does.
         let mut pids = self.pids()?;
+        // Each group below is a link to this one: without any there is nothing to list.
+        if rustix::fs::fstat(&self.fd).is_ok_and(|stat| stat.st_nlink == 2) {
+            return Ok(pids);
+        }
         for child in self.children()? {
             pids.extend(child.all_pids()?);
         }

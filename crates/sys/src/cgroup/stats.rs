@@ -33,8 +33,18 @@ pub struct Memory {
     pub file: u64,
     pub mapped_file: u64,
     pub inactive_file: u64,
+    pub active_file: u64,
     pub page_faults: u64,
     pub major_page_faults: u64,
+}
+
+/// What is asked for less often than [`Memory`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryDetails {
+    /// How often the limit was hit.
+    pub failures: Option<u64>,
+    /// What the kernel took for the group: page tables, socket buffers.
+    pub kernel: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,6 +73,8 @@ pub struct Hugetlb {
     /// As the files spell it: `2MB`.
     pub page_size: String,
     pub usage: u64,
+    /// The highest `usage` so far; v2 does not tell.
+    pub peak: Option<u64>,
     pub limit: Option<u64>,
     /// How often the limit was hit.
     pub failures: Option<u64>,
@@ -74,6 +86,14 @@ impl Cgroup {
         match self.with("cpu").filter(|dir| dir.version == Version::V2) {
             Some(dir) => Ok(dir.read("cpu.stat")?.as_deref().and_then(cpu_v2)),
             None => self.cpu_v1(),
+        }
+    }
+
+    /// `usage_ns` alone, in one read where that is possible.
+    pub fn cpu_usage_ns(&self) -> Result<Option<u64>> {
+        match self.with("cpuacct") {
+            Some(dir) => dir.number("cpuacct.usage"),
+            None => Ok(self.cpu()?.map(|cpu| cpu.usage_ns)),
         }
     }
 
@@ -98,6 +118,20 @@ impl Cgroup {
             Version::V1 => dir.memory_v1(),
             Version::V2 => dir.memory_v2(),
         }
+    }
+
+    pub fn memory_details(&self) -> Result<Option<MemoryDetails>> {
+        let Some(dir) = self.with("memory") else { return Ok(None) };
+        let field = |file: &str, name| {
+            Ok::<_, crate::error::Error>(dir.read(file)?.and_then(|text| parse::field(&text, name)))
+        };
+        let (failures, kernel) = match dir.version {
+            Version::V1 => {
+                (dir.number("memory.failcnt")?, dir.number("memory.kmem.usage_in_bytes")?)
+            }
+            Version::V2 => (field("memory.events", "max")?, field("memory.stat", "kernel")?),
+        };
+        Ok(Some(MemoryDetails { failures, kernel }))
     }
 
     /// Every line of `memory.stat`, for those who show them all.
@@ -223,15 +257,19 @@ impl Group {
     fn hugetlb_of(&self, size: &str, usage: &str) -> Result<Option<Hugetlb>> {
         let file = |suffix: &str| format!("hugetlb.{size}.{suffix}");
         let Some(usage) = self.number(&file(usage))? else { return Ok(None) };
-        let (limit, failures) = match self.version {
-            Version::V1 => (self.limit(&file("limit_in_bytes"))?, self.number(&file("failcnt"))?),
+        let (limit, failures, peak) = match self.version {
+            Version::V1 => (
+                self.limit(&file("limit_in_bytes"))?,
+                self.number(&file("failcnt"))?,
+                self.number(&file("max_usage_in_bytes"))?,
+            ),
             Version::V2 => {
                 let events = self.read(&file("events"))?;
                 let failures = events.and_then(|text| parse::field(&text, "max"));
-                (self.limit(&file("max"))?, failures)
+                (self.limit(&file("max"))?, failures, None)
             }
         };
-        Ok(Some(Hugetlb { page_size: size.to_owned(), usage, limit, failures }))
+        Ok(Some(Hugetlb { page_size: size.to_owned(), usage, peak, limit, failures }))
     }
 }
 
@@ -261,6 +299,7 @@ fn memory_of(stat: &str, usage: u64, prefix: &str) -> Memory {
             "file_mapped" if !v1 => memory.mapped_file = value,
             "mapped_file" if v1 => memory.mapped_file = value,
             "inactive_file" => memory.inactive_file = value,
+            "active_file" => memory.active_file = value,
             "pgfault" => memory.page_faults = value,
             "pgmajfault" => memory.major_page_faults = value,
             _ => {}

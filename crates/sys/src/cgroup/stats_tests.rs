@@ -56,6 +56,7 @@ fn memory_v1() {
         file: 1_156_952_064,
         mapped_file: 168_087_552,
         inactive_file: 597_741_568,
+        active_file: 0,
         page_faults: 7_835_635,
         major_page_faults: 2392,
     };
@@ -102,6 +103,7 @@ fn memory_v2() {
         file: 6_291_456,
         mapped_file: 1_048_576,
         inactive_file: 2_097_152,
+        active_file: 4_194_304,
         page_faults: 900,
         major_page_faults: 4,
     };
@@ -175,9 +177,16 @@ fn hugetlb_on_both() {
         .file("hugetlb.2MB.rsvd.current", "9\n")
         .file("hugetlb.2MB.max", "max\n")
         .file("hugetlb.2MB.events", "max 4\n");
-    let want =
-        Hugetlb { page_size: "2MB".into(), usage: 2_097_152, limit: None, failures: Some(4) };
+    let want = Hugetlb {
+        page_size: "2MB".into(),
+        usage: 2_097_152,
+        limit: None,
+        failures: Some(4),
+        peak: None,
+    };
     assert_eq!(v1.open().hugetlb().unwrap(), Some(vec![want.clone()]));
+    let v1 = v1.file("hugetlb.2MB.max_usage_in_bytes", "4194304\n");
+    assert_eq!(v1.open().hugetlb().unwrap().unwrap()[0].peak, Some(4_194_304));
     assert_eq!(v2.open().hugetlb().unwrap(), Some(vec![want]));
 }
 
@@ -208,4 +217,28 @@ fn what_is_not_there_is_none() {
     assert_eq!((cgroup.io().unwrap(), cgroup.hugetlb().unwrap()), (None, None));
     assert!(cgroup.write("memory", "memory.max", "1").is_err());
     assert!(Cgroup::open(&none.layout, Path::new("/absent")).unwrap().is_none());
+}
+
+#[test]
+fn what_the_kernel_took_and_refused_on_both() {
+    let v1 = Fake::new(Version::V1, &["memory"])
+        .file("memory.failcnt", "3\n")
+        .file("memory.kmem.usage_in_bytes", "4096\n");
+    let v2 = Fake::new(Version::V2, &["memory"])
+        .file("memory.events", "low 0\nhigh 0\nmax 3\noom 0\n")
+        .file("memory.stat", "anon 1\nkernel 4096\n");
+    let want = MemoryDetails { failures: Some(3), kernel: Some(4096) };
+    assert_eq!(v1.open().memory_details().unwrap(), Some(want));
+    assert_eq!(v2.open().memory_details().unwrap(), Some(want));
+    let old = Fake::new(Version::V2, &["memory"]).file("memory.stat", "anon 1\n");
+    assert_eq!(old.open().memory_details().unwrap(), Some(MemoryDetails::default()));
+    assert_eq!(Fake::new(Version::V2, &["cpu"]).open().memory_details().unwrap(), None);
+}
+
+#[test]
+fn the_cpu_time_alone() {
+    let v1 = Fake::new(Version::V1, &["cpu", "cpuacct"]).file("cpuacct.usage", "123456789\n");
+    let v2 = Fake::new(Version::V2, &["cpu"]).file("cpu.stat", "usage_usec 123456\n");
+    assert_eq!(v1.open().cpu_usage_ns().unwrap(), Some(123_456_789));
+    assert_eq!(v2.open().cpu_usage_ns().unwrap(), Some(123_456_000));
 }

@@ -35,6 +35,30 @@ pub fn in_thread<T: Send>(spaces: &[BorrowedFd<'_>], work: impl FnOnce() -> T + 
     })
 }
 
+/// Runs `work` in each network namespace of `spaces`, one after the other, in a thread of
+/// its own that ends with it.
+pub fn in_each_network<T: Send>(
+    spaces: &[BorrowedFd<'_>],
+    work: impl Fn() -> T + Send + Sync,
+) -> Result<Vec<Result<T>>> {
+    if spaces.is_empty() {
+        return Ok(Vec::new());
+    }
+    thread::scope(|scope| {
+        let name = "in-networks".to_owned();
+        let work = &work;
+        let one = move |space: &BorrowedFd<'_>| {
+            join(&[(Namespace::Network, *space)])?;
+            Ok(work())
+        };
+        let worker = thread::Builder::new()
+            .name(name)
+            .spawn_scoped(scope, move || spaces.iter().map(one).collect());
+        let worker = worker.map_err(to("start a thread"))?;
+        Ok(worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
+}
+
 /// Runs `work` in a child that has joined `spaces`; with a user namespace among them it
 /// is that one's root, which some sysctls ask for. What `work` says of a failure comes
 /// back as text.
