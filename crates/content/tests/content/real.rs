@@ -83,7 +83,14 @@ impl Real {
         fs::create_dir(&layout).expect("creates");
         index.write_layout(&layout, "v1").expect("writes");
         let copied = Command::new("/usr/bin/skopeo")
-            .args(["copy", "--quiet", "--all", "--dest-tls-verify=false", "--dest-creds=u:p"])
+            .args([
+                "copy",
+                "--quiet",
+                "--all",
+                "--preserve-digests",
+                "--dest-tls-verify=false",
+                "--dest-creds=u:p",
+            ])
             .arg(format!("oci:{}:v1", layout.display()))
             .arg(format!("docker://{}/a/b:v1", self.host))
             .output()
