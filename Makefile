@@ -3,7 +3,7 @@
 XTASK := cargo xtask
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check test-long bench
+.PHONY: help setup demo test check test-long bench conformance
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ check: ## The fast part of it: format, lints, dependency rules, unit tests
 
 test-long: setup ## Tests with the random and long loops at full length
 	@$(XTASK) test-long
+
+conformance: setup ## The conformance suite of CRI (critest); ARGS="--websocket" and the like
+	@$(XTASK) conformance $(ARGS)
 
 bench: ## All benchmarks
 	@$(XTASK) bench

@@ -25,6 +25,7 @@ const LAYERS: &[&[&str]] = &[
     &["front-admin", "front-cri", "front-docker"],
     &["longshore"],
     &["testkit"],
+    &["conformance"],
 ];
 
 #[derive(Debug)]

@@ -6,6 +6,7 @@
 #![expect(clippy::print_stdout, reason = "a command line tool: printing is its purpose")]
 
 mod bench;
+mod conformance;
 mod demo;
 #[cfg(test)]
 mod fabricate;
@@ -33,6 +34,7 @@ usage: cargo xtask COMMAND
   check       format, lints, dependency rules, unit tests
   test-long   the tests with random and long loops at full length
   bench       all benchmarks
+  conformance run critest, the suite of CRI; its own flags follow
   layers      do dependencies point down?
   licences    licences, sources and versions of what we build on";
 
@@ -57,6 +59,7 @@ fn run(args: &[String]) -> Result<()> {
         ["check"] => stages::check(&root),
         ["test-long"] => stages::test_long(&root),
         ["bench"] => bench::run(&root),
+        ["conformance", ref args @ ..] => conformance::run(&root, args),
         ["layers"] => layers::run(&root),
         ["licences"] => licences::run(&root),
         [] | ["help" | "--help" | "-h"] => {

@@ -21,7 +21,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::{bin_dir, layers, licences, tally::Tally};
+use crate::{bin_dir, conformance, layers, licences, tally::Tally};
 
 /// How long the output of a test run may stay open after cargo has ended.
 const LEFTOVER_LIMIT: Duration = Duration::from_secs(5);
@@ -71,6 +71,8 @@ const DOC: Stage = Stage {
     name: "doc",
     work: Work::Tests(&["test", "--locked", "--workspace", "--doc", "--no-fail-fast"]),
 };
+/// Prints its own counts; what it must pass is listed in its crate.
+const CONFORMANCE: Stage = Stage { name: "conformance", work: Work::Own(conformance::stage) };
 const LONG: Stage = Stage {
     name: "long",
     work: Work::Tests(&[
@@ -88,7 +90,10 @@ const LONG: Stage = Stage {
 const LONG_ENV: &[(&str, &str)] = &[("LONGSHORE_TEST_ROUNDS", "200"), ("PROPTEST_CASES", "10000")];
 
 pub(crate) fn test(root: &Path) -> Result<()> {
-    run(root, &[FORMAT, LAYERS, LICENCES, CLIPPY, BUILD, UNIT, INTEGRATION, DOC], &[])
+    let tests = [BUILD, UNIT, INTEGRATION, DOC, CONFORMANCE];
+    let checks = [FORMAT, LAYERS, LICENCES, CLIPPY];
+    let stages: Vec<_> = checks.into_iter().chain(tests).collect();
+    run(root, &stages, &[])
 }
 
 pub(crate) fn check(root: &Path) -> Result<()> {

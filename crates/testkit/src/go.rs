@@ -16,6 +16,7 @@ pub enum GoTool {
     /// Newer than what distributions ship: it knows user namespaces by path and mapped ids of
     /// mounts. Without seccomp.
     Runc,
+    Critest,
 }
 
 impl GoTool {
@@ -23,13 +24,14 @@ impl GoTool {
         match self {
             Self::Crictl => "crictl",
             Self::Runc => "runc",
+            Self::Critest => "critest",
         }
     }
 
     /// Where its `go.mod` is.
     fn module(self) -> &'static str {
         match self {
-            Self::Crictl => "tests/tools",
+            Self::Crictl | Self::Critest => "tests/tools",
             Self::Runc => "tests/tools/runc",
         }
     }
@@ -38,6 +40,15 @@ impl GoTool {
         match self {
             Self::Crictl => "sigs.k8s.io/cri-tools/cmd/crictl",
             Self::Runc => "github.com/opencontainers/runc",
+            Self::Critest => "sigs.k8s.io/cri-tools/cmd/critest",
+        }
+    }
+
+    /// A suite of tests is built as one.
+    fn how(self) -> &'static [&'static str] {
+        match self {
+            Self::Crictl | Self::Runc => &["build"],
+            Self::Critest => &["test", "-c"],
         }
     }
 
@@ -57,7 +68,8 @@ impl GoTool {
         // `go build` itself knows whether anything changed.
         let tool = out.join(self.name());
         let built = Command::new("go")
-            .args(["build", "-trimpath", "-o"])
+            .args(self.how())
+            .args(["-trimpath", "-o"])
             .arg(&tool)
             .arg(self.package())
             .current_dir(workspace.join(self.module()))

@@ -77,6 +77,11 @@ impl LayerBuilder {
         self.entry(path, tar::EntryType::Symlink, 0o777, b"", Some(target))
     }
 
+    #[must_use]
+    pub fn hard_link(self, path: &str, target: &str) -> Self {
+        self.entry(path, tar::EntryType::Link, 0o755, b"", Some(target))
+    }
+
     fn entry(
         mut self,
         path: &str,

@@ -1,0 +1,111 @@
+//! `make conformance`: critest, the conformance suite of CRI, against the daemon under a
+//! root of its own, with images made here and served from loopback.
+//!
+//! ```text
+//!   packages ──> images ──> registry (loopback) <──pull── daemon <──CRI── critest
+//!                                                                          │
+//!                    list in the repository ──compare── report <──JSON─────┘
+//! ```
+//!
+//! The list in the repository says what passed when it was last written; what passed then
+//! must pass now.
+
+#![allow(clippy::print_stdout, reason = "the report is the product")]
+
+mod images;
+mod packages;
+mod report;
+mod suite;
+
+use std::{fs, path::PathBuf, process::ExitCode};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Parser;
+use testkit::{DaemonProcess, GoTool, registry::Registry};
+
+use crate::{report::Report, suite::Suite};
+
+/// Runs critest against the daemon and compares with what passed before.
+#[derive(Debug, Parser)]
+struct Args {
+    /// The daemon; `longshore-shim` lies beside it
+    #[arg(long, default_value = "target/debug/longshore")]
+    longshore: PathBuf,
+    /// The OCI runtime, as the daemon takes it
+    #[arg(long, value_name = "NAME=BINARY", default_value = "runc=runc")]
+    handler: String,
+    /// What passed before
+    #[arg(long, value_name = "FILE", default_value = "crates/conformance/expected.txt")]
+    expected: PathBuf,
+    /// Writes what passes now to that file
+    #[arg(long)]
+    bless: bool,
+    /// Only specs that match
+    #[arg(long, value_name = "REGEX")]
+    focus: Option<String>,
+    /// Exec, attach and port-forward over WebSocket
+    #[arg(long)]
+    websocket: bool,
+    /// Keep the daemon's log here
+    #[arg(long, value_name = "FILE")]
+    daemon_log: Option<PathBuf>,
+}
+
+fn main() -> Result<ExitCode> {
+    let args = Args::parse();
+    ensure!(testkit::is_root(), "containers need root");
+    let daemon = args.longshore.display();
+    ensure!(args.longshore.exists(), "{daemon} is not there: cargo build -p longshore -p shim");
+    let Some(critest) = GoTool::Critest.build()? else {
+        println!("SKIPPED: conformance: Go is not installed");
+        return Ok(ExitCode::SUCCESS);
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let report = runtime.block_on(run(&args, critest))?;
+    print!("{report}");
+    if args.bless {
+        ensure!(args.focus.is_none(), "--bless needs a whole run");
+        fs::write(&args.expected, report.to_list())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let list = fs::read_to_string(&args.expected)
+        .with_context(|| format!("read {}", args.expected.display()))?;
+    let lost = report.lost(&list, args.focus.is_some());
+    for name in &lost {
+        println!("REGRESSION: {name}");
+    }
+    Ok(if lost.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn run(args: &Args, critest: PathBuf) -> Result<Report> {
+    let work = tempfile::Builder::new().prefix("ls-conf").tempdir()?;
+    let cache = critest.parent().context("the tool has a directory")?.join("conformance");
+    let registry = Registry::start().await?;
+    let digest = images::push_all(&registry, &packages::get(&cache)?)?;
+    let certs = work.path().join("certs.d");
+    suite::map_registries(&certs, &registry.url())?;
+    let networks = work.path().join("net.d");
+    let bridge = suite::bridge(&networks, work.path())?;
+    let mut daemon = DaemonProcess::start_with(&args.longshore, |command| {
+        command.arg("--registry-config").arg(&certs).arg("--cni-conf-dir").arg(&networks);
+        command.args(["--handler", &args.handler]);
+    })
+    .await?;
+    let suite = Suite {
+        program: suite::with_digest(&critest, work.path(), &digest)?,
+        socket: daemon.cri_socket(),
+        dir: work.path().to_owned(),
+        focus: args.focus.clone(),
+        websocket: args.websocket,
+    };
+    let report = suite.run();
+    let ended = daemon.stop().await?;
+    if let Some(path) = &args.daemon_log {
+        fs::write(path, &ended.stderr)?;
+    }
+    suite::remove_bridge(&bridge);
+    if ended.code != Some(0) {
+        bail!("the daemon ended with {:?}: {}", ended.code, ended.stderr);
+    }
+    report
+}

@@ -1,0 +1,152 @@
+//! What came of a run: critest's own report in JSON, and the list in the repository.
+
+use std::{collections::BTreeMap, fmt};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+/// The specs that were chosen, by their full names.
+#[derive(Debug)]
+pub(crate) struct Report {
+    specs: BTreeMap<String, Outcome>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Outcome {
+    Passed,
+    /// By critest itself, with its reason.
+    Skipped(String),
+    Failed(String),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct SuiteReport {
+    spec_reports: Option<Vec<SpecReport>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct SpecReport {
+    container_hierarchy_texts: Option<Vec<String>>,
+    leaf_node_type: String,
+    leaf_node_text: String,
+    state: String,
+    failure: Option<Failure>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Failure {
+    #[serde(default)]
+    message: String,
+}
+
+impl Report {
+    pub(crate) fn parse(json: &str) -> Result<Self> {
+        let suites: Vec<SuiteReport> = serde_json::from_str(json).context("parse the report")?;
+        let specs = suites.into_iter().flat_map(|suite| suite.spec_reports.unwrap_or_default());
+        Ok(Self { specs: specs.filter_map(SpecReport::outcome).collect() })
+    }
+
+    /// One line per spec that passed or was skipped, as the repository keeps them.
+    pub(crate) fn to_list(&self) -> String {
+        let line = |(name, outcome): (&String, &Outcome)| match outcome {
+            Outcome::Passed => Some(format!("passed   {name}\n")),
+            Outcome::Skipped(why) => Some(format!("skipped  {name}: {why}\n")),
+            Outcome::Failed(_) => None,
+        };
+        self.specs.iter().filter_map(line).collect()
+    }
+
+    /// What `list` says passed and did not pass now. In a run of a part, only of that part.
+    pub(crate) fn lost(&self, list: &str, part: bool) -> Vec<String> {
+        let passed_before = list.lines().filter_map(|line| line.strip_prefix("passed   "));
+        let is_lost = |name: &&str| match self.specs.get(*name) {
+            Some(outcome) => *outcome != Outcome::Passed,
+            None => !part,
+        };
+        passed_before.filter(is_lost).map(str::to_owned).collect()
+    }
+
+    fn count(&self, is: impl Fn(&Outcome) -> bool) -> usize {
+        self.specs.values().filter(|outcome| is(outcome)).count()
+    }
+}
+
+impl SpecReport {
+    fn outcome(self) -> Option<(String, Outcome)> {
+        let why = self.failure.unwrap_or_default().message;
+        let why = why.split_whitespace().collect::<Vec<_>>().join(" ");
+        let outcome = match &*self.state {
+            "passed" => Outcome::Passed,
+            // Not chosen by the focus: critest gives no reason.
+            "skipped" if why.is_empty() => return None,
+            "skipped" => Outcome::Skipped(why),
+            "pending" => return None,
+            state => Outcome::Failed(format!("{state}: {why}")),
+        };
+        // Around the specs are set-up and clean-up, which count only when they fail.
+        if self.leaf_node_type != "It" && !matches!(outcome, Outcome::Failed(_)) {
+            return None;
+        }
+        let mut words = self.container_hierarchy_texts.unwrap_or_default();
+        words.push(self.leaf_node_text);
+        Some((words.join(" "), outcome))
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, outcome) in &self.specs {
+            match outcome {
+                Outcome::Passed => {}
+                Outcome::Skipped(why) => writeln!(f, "skipped  {name}: {why}")?,
+                Outcome::Failed(why) => writeln!(f, "FAILED   {name}: {why}")?,
+            }
+        }
+        writeln!(
+            f,
+            "critest: {} passed, {} failed, {} skipped",
+            self.count(|outcome| *outcome == Outcome::Passed),
+            self.count(|outcome| matches!(outcome, Outcome::Failed(_))),
+            self.count(|outcome| matches!(outcome, Outcome::Skipped(_))),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const JSON: &str = r#"[{"SpecReports": [
+        {"ContainerHierarchyTexts": null, "LeafNodeType": "BeforeSuite", "LeafNodeText": "", "State": "passed"},
+        {"ContainerHierarchyTexts": ["[k8s.io] Pod", "basic"], "LeafNodeType": "It", "LeafNodeText": "runs", "State": "passed"},
+        {"ContainerHierarchyTexts": ["[k8s.io] Pod"], "LeafNodeType": "It", "LeafNodeText": "stops", "State": "failed",
+         "Failure": {"Message": "expected\n  ready"}},
+        {"ContainerHierarchyTexts": ["A"], "LeafNodeType": "It", "LeafNodeText": "b", "State": "skipped",
+         "Failure": {"Message": "no AppArmor"}},
+        {"ContainerHierarchyTexts": ["A"], "LeafNodeType": "It", "LeafNodeText": "c", "State": "skipped"}
+    ]}]"#;
+
+    #[test]
+    fn a_report_is_counted_and_listed() {
+        let report = Report::parse(JSON).unwrap();
+        let text = report.to_string();
+        assert!(text.ends_with("critest: 1 passed, 1 failed, 1 skipped\n"), "{text}");
+        assert!(text.contains("FAILED   [k8s.io] Pod stops: failed: expected ready"), "{text}");
+        assert_eq!(
+            report.to_list(),
+            "skipped  A b: no AppArmor\npassed   [k8s.io] Pod basic runs\n"
+        );
+    }
+
+    #[test]
+    fn what_passed_once_must_pass() {
+        let report = Report::parse(JSON).unwrap();
+        assert!(report.lost(&report.to_list(), false).is_empty());
+        let list = "passed   [k8s.io] Pod stops\npassed   gone\n";
+        assert_eq!(report.lost(list, false), ["[k8s.io] Pod stops", "gone"]);
+        assert_eq!(report.lost(list, true), ["[k8s.io] Pod stops"]);
+    }
+}

@@ -1,0 +1,39 @@
+//! critest against the daemon, by the program `conformance`.
+
+use std::{path::Path, process::Command};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::bin_dir;
+
+/// Builds what it takes, then runs it with `args`.
+pub(crate) fn run(root: &Path, args: &[&str]) -> Result<()> {
+    let packages = ["--package=longshore", "--package=shim", "--package=conformance"];
+    let built = Command::new("cargo")
+        .current_dir(root)
+        .args(["build", "--locked", "--quiet"])
+        .args(packages)
+        .status()
+        .context("run cargo build")?;
+    ensure!(built.success(), "cargo build: {built}");
+    run_built(root, args)
+}
+
+/// After the tests everything is built: a build without them would build it all once more,
+/// with the features that only tests ask for left out.
+pub(crate) fn stage(root: &Path) -> Result<()> {
+    run_built(root, &[])
+}
+
+fn run_built(root: &Path, args: &[&str]) -> Result<()> {
+    let bins = bin_dir()?;
+    let status = Command::new(bins.join("conformance"))
+        .current_dir(root)
+        .arg("--longshore")
+        .arg(bins.join("longshore"))
+        .args(args)
+        .status()
+        .context("run conformance")?;
+    ensure!(status.success(), "conformance: {status}");
+    Ok(())
+}
