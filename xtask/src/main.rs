@@ -10,6 +10,7 @@ mod conformance;
 mod demo;
 #[cfg(test)]
 mod fabricate;
+mod install;
 mod layers;
 mod licences;
 mod metadata;
@@ -35,6 +36,7 @@ usage: cargo xtask COMMAND
   test-long   the tests with random and long loops at full length
   bench       all benchmarks
   conformance run critest, the suite of CRI; its own flags follow
+  install     programs as they ship, below DESTDIR, for PREFIX (/usr/local)
   layers      do dependencies point down?
   licences    licences, sources and versions of what we build on";
 
@@ -60,6 +62,7 @@ fn run(args: &[String]) -> Result<()> {
         ["test-long"] => stages::test_long(&root),
         ["bench"] => bench::run(&root),
         ["conformance", ref args @ ..] => conformance::run(&root, args),
+        ["install"] => install::run(&root),
         ["layers"] => layers::run(&root),
         ["licences"] => licences::run(&root),
         [] | ["help" | "--help" | "-h"] => {
