@@ -57,6 +57,9 @@ pub enum NetError {
     #[error("stopped, because the pod is to go or the daemon ends")]
     Stopped,
 
+    #[error("pods come and go without a pause: no garbage was collected")]
+    Busy,
+
     #[error("the work on this network ended unexpectedly")]
     Died,
 
@@ -116,7 +119,7 @@ pub enum ProgramError {
 impl NetError {
     pub fn kind(&self) -> Kind {
         match self {
-            Self::NotReady { .. } | Self::Stopped => Kind::Unavailable,
+            Self::NotReady { .. } | Self::Stopped | Self::Busy => Kind::Unavailable,
             Self::Invalid { .. } | Self::PodCidr(_) => Kind::Invalid,
             Self::PortTaken { .. } | Self::Namespace { .. } => Kind::FailedPrecondition,
             Self::AlreadyAttached { .. } => Kind::AlreadyExists,

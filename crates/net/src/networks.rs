@@ -26,7 +26,7 @@ use base::{Chain as Causes, Id};
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use store::{Store, Table};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{RwLock, Semaphore, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use retry::Leftover;
@@ -68,6 +68,8 @@ pub struct Limits {
     pub program: Duration,
     /// All programs of one network of one pod.
     pub chain: Duration,
+    /// All programs of one network, when they collect garbage: pods wait meanwhile.
+    pub gc: Duration,
     /// Bytes a program may print.
     pub output: usize,
     /// Pods that are attached at the same time, and as many detached.
@@ -81,6 +83,7 @@ impl Default for Limits {
         Self {
             program: Duration::from_secs(90),
             chain: Duration::from_secs(180),
+            gc: Duration::from_secs(20),
             output: 1 << 20,
             parallel: 32,
             status_every: Duration::from_secs(10),
@@ -125,6 +128,9 @@ struct Shared {
     /// Apart, so that programs that hang in ADD do not keep pods from going.
     adding: Semaphore,
     deleting: Semaphore,
+    /// ADD and DEL hold it together, GC alone, as CNI has it. GC never queues for it: those
+    /// behind it would wait for whatever hangs before it.
+    exclusive: RwLock<()>,
     retries: Retries,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -196,14 +202,16 @@ impl Networks {
         self.run(|shared| async move { shared.check(id, &turn).await }).await
     }
 
-    /// Detaches every pod that is not in `valid`, and lets programs that can (CNI 1.1)
-    /// remove what no attachment of ours needs. All is tried; the first failure is told.
-    /// A pod whose ADD may be in flight belongs into `valid`.
+    /// Detaches every pod that is not valid, and lets programs that can (CNI 1.1) remove
+    /// what no attachment of ours needs. All is tried; all failures are told.
+    ///
+    /// `is_valid` is asked about pods that are on record here by then: a pod must be valid
+    /// from before its ADD on.
     ///
     /// Cancel safe: dropping the future abandons the wait, not the work.
-    pub async fn gc(&self, valid: &BTreeSet<Id>) -> Result<(), NetError> {
+    pub async fn gc(&self, is_valid: impl Fn(&Id) -> bool) -> Result<(), NetError> {
         let records = self.shared.records.list();
-        let stale = records.iter().map(|record| record.id).filter(|id| !valid.contains(id));
+        let stale = records.iter().map(|record| record.id).filter(|id| !is_valid(id));
         let dels = stale.map(|id| async move { self.del(&id).await });
         let mut failures: Vec<_> =
             join_all(dels).await.into_iter().filter_map(Result::err).collect();
@@ -222,6 +230,12 @@ impl Networks {
     pub fn result(&self, id: &Id) -> Option<NetResult> {
         let record = self.shared.records.get(id).filter(|record| record.phase == Phase::Attached);
         record?.result(self.shared.ip_preference)
+    }
+
+    /// Whether there is anything to be undone for a pod: its namespace is in use, or it
+    /// will be by the DEL that is still to come.
+    pub fn holds(&self, id: &Id) -> bool {
+        self.shared.records.get(id).is_some()
     }
 
     /// Pods that are to be detached and could not be yet.
@@ -298,6 +312,7 @@ impl Shared {
             turns: Turns::new(stop.clone()),
             adding: Semaphore::new(limits.parallel),
             deleting: Semaphore::new(limits.parallel),
+            exclusive: RwLock::default(),
             retries: Retries::default(),
             tasks: TaskTracker::new(),
             stop,

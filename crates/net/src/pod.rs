@@ -19,6 +19,8 @@ pub struct PodNet {
     pub handler: String,
     /// The file of the network namespace.
     pub netns: PathBuf,
+    /// It goes with the last DEL, and until then it stays: whoever made it forgets it.
+    pub release: bool,
     pub ports: Vec<PortMapping>,
     pub bandwidth: Bandwidth,
     pub dns: Option<Dns>,
@@ -160,6 +162,7 @@ pub(crate) fn example(id: Id) -> PodNet {
         uid: "u-1".into(),
         handler: String::new(),
         netns: "/run/netns/x".into(),
+        release: false,
         ports: Vec::new(),
         bandwidth: Bandwidth::default(),
         dns: None,

@@ -40,6 +40,8 @@ pub(crate) struct PodNetRecord {
     pub(crate) netns: PathBuf,
     /// A namespace that lies at the path later may be another one.
     pub(crate) netns_identity: (u64, u64),
+    #[serde(default)]
+    pub(crate) release: bool,
     /// `CNI_ARGS`
     pub(crate) args: String,
     /// All capability arguments, by name.
@@ -105,6 +107,7 @@ impl PodNetRecord {
             phase: Phase::Attaching,
             netns: pod.netns.clone(),
             netns_identity,
+            release: pod.release,
             args: pod.cni_args()?,
             told: pod.capability_args(),
             ports: if publishes { pod.ports.clone() } else { Vec::new() },

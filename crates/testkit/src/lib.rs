@@ -3,6 +3,7 @@
 //! Only ever a dev-dependency. Everything here cleans up in `Drop`, also when the test
 //! fails half-way.
 
+pub mod cni;
 mod cri;
 mod daemon;
 mod go;

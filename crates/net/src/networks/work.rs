@@ -1,9 +1,14 @@
 //! What is done for a pod when it has its turn.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use futures_util::future::join_all;
 use sys::namespace;
+use tokio::{sync::RwLockWriteGuard, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use base::Id;
@@ -17,6 +22,10 @@ use crate::{
     record::{Attachment, NetResult, Phase, PodNetRecord},
 };
 
+/// For a minute in which no pod comes or goes at one moment at least.
+const GC_TRIES: u32 = 600;
+const GC_PAUSE: Duration = Duration::from_millis(100);
+
 impl Shared {
     pub(super) async fn add(
         self: &Arc<Self>,
@@ -26,6 +35,7 @@ impl Shared {
     ) -> Result<NetResult, NetError> {
         let _held = turn.wait().await;
         let _place = self.adding.acquire().await.map_err(|_| NetError::Stopped)?;
+        let _no_gc = self.exclusive.read().await;
         if stop.is_cancelled() {
             return Err(NetError::Stopped);
         }
@@ -133,6 +143,7 @@ impl Shared {
     /// DEL of everything, and then of the record. A failure is listed, and tried again.
     pub(super) async fn clear(self: &Arc<Self>, record: &PodNetRecord) -> Result<(), NetError> {
         let _place = self.deleting.acquire().await.map_err(|_| NetError::Stopped)?;
+        let _no_gc = self.exclusive.read().await;
         let id = record.id;
         let done = self.detach(record).await;
         match &done {
@@ -162,6 +173,9 @@ impl Shared {
             chain.del(pod, at).await
         });
         self.all(dels).await?;
+        if record.release {
+            release(record.netns.clone()).await?;
+        }
         self.records.delete(&record.id).await?;
         Ok(())
     }
@@ -179,18 +193,27 @@ impl Shared {
     }
 
     pub(super) async fn gc(&self) -> Result<(), NetError> {
+        let names = self.source_names();
+        let networks = names.iter().flat_map(|name| self.source(name).networks());
         let mut failures = Vec::new();
-        for name in self.source_names() {
-            for network in self.source(&name).networks() {
-                if network.disable_gc || !network.version.has_gc() {
-                    continue;
-                }
-                let valid = self.attachments_of(&network.name);
-                let chain = Chain::new(&self.host, self.limits.chain, &self.stop);
-                failures.extend(chain.gc(&network, &valid).await.err());
-            }
+        for network in networks.filter(|network| !network.disable_gc && network.version.has_gc()) {
+            let _alone = self.alone().await?;
+            let valid = self.attachments_of(&network.name);
+            let chain = Chain::new(&self.host, self.limits.gc, &self.stop);
+            failures.extend(chain.gc(&network, &valid).await.err());
         }
         NetError::collect(failures).map_or(Ok(()), Err)
+    }
+
+    /// A moment without any ADD or DEL; none begins until the guard is gone.
+    async fn alone(&self) -> Result<RwLockWriteGuard<'_, ()>, NetError> {
+        for _ in 0..GC_TRIES {
+            match self.exclusive.try_write() {
+                Ok(alone) => return Ok(alone),
+                Err(_) => sleep(GC_PAUSE).await,
+            }
+        }
+        Err(NetError::Busy)
     }
 
     /// Those that are leaving, too: their DEL is still to come, and wants to find them.
@@ -218,4 +241,10 @@ impl Shared {
         }
         NetError::collect(failures).map_or(Ok(()), Err)
     }
+}
+
+/// Also one that is another by now: nobody else has a use for the path.
+async fn release(netns: PathBuf) -> Result<(), NetError> {
+    let work = move || namespace::unpin(&netns).map_err(NetError::kernel(&netns));
+    tokio::task::spawn_blocking(work).await.map_err(|_| NetError::Died)?
 }

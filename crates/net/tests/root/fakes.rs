@@ -1,8 +1,8 @@
 //! Programs that do what programs should not.
 
-use std::{collections::BTreeSet, fs, path::Path, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
-use base::{Id, Kind};
+use base::Kind;
 use net::{Leftover, Limits, NetConfig, NetError, PodNet, PortMapping, Protocol};
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
@@ -250,6 +250,33 @@ pub(crate) fn a_namespace_may_be_gone_or_another(dir: &Path) {
     });
 }
 
+pub(crate) fn a_namespace_goes_with_the_last_del(dir: &Path) {
+    let world = World::new(dir);
+    world.network("1.0.0", &["a"]);
+    let is_there = |path: &Path| sys::namespace::is_namespace(path).unwrap_or(false);
+    block_on(async {
+        let networks = world.open().await;
+        let netns = world.netns();
+        let pod = PodNet { release: true, ..world.pod(&netns) };
+        networks.add(pod.clone()).await.unwrap();
+        assert!(networks.holds(&pod.id));
+        world.mode("a.DEL", "exit 1");
+        networks.del(&pod.id).await.unwrap_err();
+        assert!(networks.holds(&pod.id) && is_there(&netns.path), "DEL wants to find it");
+        world.mode("a.DEL", "");
+        eventually("the end of it", || !networks.holds(&pod.id));
+        assert!(!netns.path.exists());
+
+        // Of an ADD that failed, and one that is not ours stays.
+        world.mode("a.ADD", "exit 1");
+        let (ours, other) = (world.netns(), world.netns());
+        let pod = PodNet { release: true, ..world.pod(&ours) };
+        networks.add(pod).await.unwrap_err();
+        networks.add(world.pod(&other)).await.unwrap_err();
+        assert!(!ours.path.exists() && is_there(&other.path));
+    });
+}
+
 pub(crate) fn strange_namespaces_are_refused(dir: &Path) {
     let world = World::new(dir);
     world.network("1.0.0", &["a"]);
@@ -467,7 +494,7 @@ pub(crate) fn garbage_is_collected(dir: &Path) {
             networks.add(pod.clone()).await.unwrap();
         }
         let kept = pods[1].id;
-        networks.gc(&BTreeSet::from([kept, Id::random()])).await.unwrap();
+        networks.gc(|id| *id == kept).await.unwrap();
         assert_eq!(world.leases(), [format!("a-{kept}-eth0"), format!("b-{kept}-eth0")]);
         let calls = world.calls();
         let gcs: Vec<_> = calls.iter().filter(|call| call.starts_with("GC")).collect();
@@ -478,9 +505,33 @@ pub(crate) fn garbage_is_collected(dir: &Path) {
             json!([{"containerID": kept.as_str(), "ifname": "eth0"}])
         );
         world.mode("a.GC", "exit 1");
-        networks.gc(&BTreeSet::from([kept])).await.unwrap_err();
-        networks.gc(&BTreeSet::new()).await.unwrap_err();
+        networks.gc(|id| *id == kept).await.unwrap_err();
+        networks.gc(|_| false).await.unwrap_err();
         assert_eq!(world.leases(), [""; 0]);
+        networks.close().await;
+    });
+}
+
+pub(crate) fn garbage_is_collected_alone(dir: &Path) {
+    let world = World::new(dir);
+    world.network("1.1.0", &["a"]);
+    world.mode("a.STATUS", "exit 0");
+    world.mode("a.ADD", &format!("touch {0}/began; sleep 1; touch {0}/ended", dir.display()));
+    // It fails if it finds an ADD in the middle.
+    world.mode("a.GC", &format!("! [ -e {0}/began ] || [ -e {0}/ended ] || exit 1", dir.display()));
+    block_on(async {
+        let networks = world.open().await;
+        let netns = world.netns();
+        let pod = world.pod(&netns);
+        let gc = async {
+            eventually("the ADD", || dir.join("began").exists());
+            networks.gc(|id| *id == pod.id).await
+        };
+        let (add, gc) = tokio::join!(networks.add(pod.clone()), gc);
+        add.unwrap();
+        gc.unwrap();
+        let input = world.input("a.GC");
+        assert_eq!(input["cni.dev/valid-attachments"][0]["containerID"], pod.id.as_str());
         networks.close().await;
     });
 }

@@ -43,6 +43,7 @@ const TESTS: &[Test] = tests![
         what_del_could_not_do_is_tried_again,
         programs_may_be_missing_for_a_while,
         a_namespace_may_be_gone_or_another,
+        a_namespace_goes_with_the_last_del,
         strange_namespaces_are_refused,
         del_stops_an_add,
         callers_may_go_away,
@@ -52,6 +53,7 @@ const TESTS: &[Test] = tests![
         networks_are_parallel_or_serial,
         checks_ask_who_can_answer,
         garbage_is_collected,
+        garbage_is_collected_alone,
         nothing_starts_after_the_end;
     follow:
         the_configuration_of_the_time_counts,
@@ -152,7 +154,7 @@ fn mentioning(dir: &Path) -> Vec<String> {
 fn child(wanted: &str) -> ExitCode {
     let (name, dir) = wanted.split_once(' ').unwrap();
     let (_, test) = TESTS.iter().find(|(own, _)| *own == name).unwrap();
-    world::command("ip", &["link", "set", "lo", "up"]);
+    testkit::cni::command("ip", &["link", "set", "lo", "up"]);
     test(&PathBuf::from(dir));
     ExitCode::SUCCESS
 }

@@ -1,7 +1,6 @@
 //! Debian's bridge, host-local, portmap: pods that really talk.
 
 use std::{
-    collections::BTreeSet,
     io::{Read, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     path::Path,
@@ -16,54 +15,19 @@ use rustix::net::{
     socket_with, sockopt,
 };
 use serde_json::{Value, json};
+use testkit::cni::{Traces, bridge, command, installed};
 
 use crate::{
     crash::Daemon,
-    world::{Netns, World, block_on, command, entries, eventually, said},
+    world::{Netns, World, block_on, eventually, said},
 };
 
-const PROGRAMS: [&str; 3] = ["bridge", "host-local", "portmap"];
-
-/// Skips where the programs are not installed.
-fn installed(test: &str) -> bool {
-    let there = PROGRAMS.iter().all(|name| Path::new("/usr/lib/cni").join(name).exists());
-    if !there {
-        testkit::skip(test, "needs containernetworking-plugins");
-    }
-    there
-}
-
 fn conf(world: &World, ranges: &[&str]) -> Value {
-    let ranges: Vec<_> = ranges.iter().map(|subnet| json!([{"subnet": subnet}])).collect();
-    json!({"cniVersion": "1.0.0", "name": "lstest", "plugins": [
-        {"type": "bridge", "bridge": "lstest0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
-         "ipam": {"type": "host-local", "ranges": ranges, "dataDir": world.path("ipam"),
-            "routes": [{"dst": "0.0.0.0/0"}]}},
-        {"type": "portmap", "capabilities": {"portMappings": true}},
-    ]})
+    bridge(&world.path("ipam"), ranges)
 }
 
-/// Everything a pod could leave behind on the host.
-#[derive(Debug, PartialEq)]
-struct Traces {
-    links: Vec<String>,
-    rules: Vec<String>,
-    leases: Vec<String>,
-}
-
-impl Traces {
-    fn now(world: &World) -> Self {
-        let links = command("ip", &["-o", "link"]);
-        let links = links.lines().filter_map(|line| line.split(": ").nth(1)).map(str::to_owned);
-        let rules = command("iptables-save", &[]) + &command("ip6tables-save", &[]);
-        // Without comments and counters.
-        let rules = rules.lines().filter(|line| !line.starts_with('#'));
-        let rules = rules.map(|line| line.split(" [").next().unwrap().to_owned());
-        // Beside the leases there is a lock and the last address that was given.
-        let leases = entries(&world.path("ipam/lstest"));
-        let leases = leases.into_iter().filter(|name| name.parse::<IpAddr>().is_ok());
-        Self { links: links.collect(), rules: rules.collect(), leases: leases.collect() }
-    }
+fn traces(world: &World) -> Traces {
+    Traces::now(&world.path("ipam"))
 }
 
 async fn attach(networks: &Networks, world: &World) -> (Netns, Id, NetResult) {
@@ -82,7 +46,7 @@ async fn warm_up(networks: &Networks, world: &World) -> Traces {
     networks.add(pod.clone()).await.unwrap();
     networks.del(&pod.id).await.unwrap();
     drop(netns);
-    Traces::now(world)
+    traces(world)
 }
 
 fn port(host_port: u16, container_port: u16) -> PortMapping {
@@ -160,14 +124,14 @@ pub(crate) fn pods_talk_and_leave_nothing(dir: &Path) {
         let heard = serve(&two, address, || one.run(|| hear(address)));
         assert_eq!(heard, format!("hello {one_ip}"));
         networks.check(&one_id).await.unwrap();
-        let during = Traces::now(&world);
+        let during = traces(&world);
         assert_eq!(during.leases.len(), 2);
         assert!(
             during.links.len() == before.links.len() + 2 && during.rules.len() > before.rules.len()
         );
         networks.del(&one_id).await.unwrap();
         networks.del(&two_id).await.unwrap();
-        assert_eq!(Traces::now(&world), before);
+        assert_eq!(traces(&world), before);
     });
 }
 
@@ -191,7 +155,7 @@ pub(crate) fn host_ports_are_reachable(dir: &Path) {
         assert!(heard.starts_with("hello 10.247."), "{heard}");
         networks.del(&pod.id).await.unwrap();
         assert!(TcpStream::connect_timeout(&published, Duration::from_secs(1)).is_err());
-        assert_eq!(Traces::now(&world), before);
+        assert_eq!(traces(&world), before);
     });
 }
 
@@ -218,7 +182,7 @@ pub(crate) fn both_families(dir: &Path) {
             }
             networks.del(&one_id).await.unwrap();
             networks.del(&two_id).await.unwrap();
-            assert_eq!(Traces::now(&world), before);
+            assert_eq!(traces(&world), before);
             networks.close().await;
         }
     });
@@ -241,8 +205,8 @@ pub(crate) fn a_namespace_that_is_gone_keeps_no_address(dir: &Path) {
         networks.add(pod.clone()).await.unwrap();
         netns.remove();
         networks.del(&pod.id).await.unwrap();
-        eventually("the kernel took the links", || Traces::now(&world).links == before.links);
-        assert_eq!(Traces::now(&world), before);
+        eventually("the kernel took the links", || traces(&world).links == before.links);
+        assert_eq!(traces(&world), before);
     });
 }
 
@@ -277,9 +241,9 @@ pub(crate) fn many_pods_and_a_flaky_program(dir: &Path) {
         let added = pods.iter().filter(|(_, added)| *added).count();
         assert!((PODS / 2..PODS).contains(&added), "{added} of {PODS}");
         world.mode("flaky.DEL", "");
-        networks.gc(&BTreeSet::new()).await.unwrap();
+        networks.gc(|_| false).await.unwrap();
         eventually("no leftovers", || networks.leftovers().is_empty());
-        assert_eq!(Traces::now(&world), before);
+        assert_eq!(traces(&world), before);
         assert_eq!(world.leases(), [""; 0]);
     });
 }
@@ -314,10 +278,10 @@ pub(crate) fn killed_anywhere_nothing_is_left(dir: &Path) {
             let networks = world.open().await;
             // Debian's bridge, killed between address and rule, misses the rule in its first
             // DEL and not in the second, which comes by itself.
-            let _ = networks.gc(&BTreeSet::new()).await;
+            let _ = networks.gc(|_| false).await;
             eventually("no leftovers", || networks.leftovers().is_empty());
             networks.close().await;
         });
-        assert_eq!(Traces::now(&world), before, "killed after {moment:?}");
+        assert_eq!(traces(&world), before, "killed after {moment:?}");
     }
 }

@@ -6,7 +6,6 @@ use std::{
     future::Future,
     os::{fd::AsFd, unix::fs::PermissionsExt},
     path::{Path, PathBuf},
-    process::Command,
     time::Duration,
 };
 
@@ -147,6 +146,7 @@ pub(crate) fn pod(netns: &Path) -> PodNet {
         uid: "u-1".into(),
         handler: String::new(),
         netns: netns.to_owned(),
+        release: false,
         ports: Vec::new(),
         bandwidth: net::Bandwidth::default(),
         dns: None,
@@ -187,18 +187,6 @@ pub(crate) fn entries(dir: &Path) -> Vec<String> {
 
 pub(crate) fn said(error: &NetError) -> String {
     Chain(error).to_string()
-}
-
-#[track_caller]
-pub(crate) fn command(program: &str, args: &[&str]) -> String {
-    let output = Command::new(program).args(args).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        output.status.success(),
-        "{program} {args:?}: {text}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    text
 }
 
 /// Waits for something that happens by itself, soon.
