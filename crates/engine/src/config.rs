@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use net::NetConfig;
 use oci::{CgroupDriver, HandlerFacts, HostFacts, Policy};
 
 use crate::metrics::Metrics;
@@ -12,6 +13,9 @@ pub struct EngineConfig {
     pub root: PathBuf,
     /// State of the running system, on tmpfs.
     pub state: PathBuf,
+    /// Where the network namespaces of pods are pinned.
+    pub netns: PathBuf,
+    pub network: NetConfig,
     pub shim_binary: PathBuf,
     /// The default first.
     pub handlers: Vec<Handler>,
@@ -47,6 +51,9 @@ pub struct Limits {
     pub drain: Duration,
     /// Recovery of one pod.
     pub recover: Duration,
+    /// For a pod that ends to be off its networks; then it goes without, and that is tried
+    /// again in the background.
+    pub detach: Duration,
 }
 
 impl Default for Limits {
@@ -57,6 +64,7 @@ impl Default for Limits {
             undelivered: Duration::from_secs(300),
             drain: Duration::from_secs(5),
             recover: Duration::from_secs(10),
+            detach: Duration::from_secs(30),
         }
     }
 }

@@ -24,7 +24,8 @@ pub(crate) trait Controller: Send + Sync {
     /// Finds what an earlier daemon started; an error of kind `NotFound` if it is gone.
     fn connect(&self, pod: &PodRecord) -> impl Future<Output = Result<Arc<Shim>>> + Send;
 
-    /// Ends the pod's keeper and releases the namespaces. Its containers have ended.
+    /// Ends the pod's keeper and releases the namespaces, but that of the network. Its
+    /// containers have ended.
     fn stop(&self, pod: &PodRecord) -> impl Future<Output = Result<()>> + Send;
 
     /// After its keeper died: ends what it left, and tells how its containers ended.
@@ -71,7 +72,6 @@ impl Controller for Own<'_> {
 impl Own<'_> {
     fn describe(&self, pod: &PodRecord) -> Result<StartPod> {
         let handler = self.0.handler(&pod.handler)?;
-        let own_network = pod.request.network == PodNamespace::Pod;
         Ok(StartPod {
             id: pod.id.to_string(),
             dir: self.0.layout.pod(&pod.id),
@@ -83,7 +83,7 @@ impl Own<'_> {
             },
             namespaces: self.namespaces(pod),
             // With the host's network comes the host's name.
-            hostname: own_network.then(|| hostname(&pod.request)).transpose()?,
+            hostname: pod.own_network().then(|| hostname(&pod.request)).transpose()?,
             sysctls: check::sysctls(&self.0.config, &pod.request)?,
             cgroup: None,
             log_level: LogLevel::default(),
@@ -104,9 +104,9 @@ impl Own<'_> {
             _ => None,
         };
         Namespaces {
-            net: pin("net", request.network == PodNamespace::Pod),
+            net: pod.own_network().then(|| self.0.layout.netns(&pod.id)),
             ipc: pin("ipc", request.ipc == PodNamespace::Pod),
-            uts: pin("uts", request.network == PodNamespace::Pod),
+            uts: pin("uts", pod.own_network()),
             user,
             pid: request.pid == PodPid::Pod,
         }

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use base::Id;
 use jiff::Timestamp;
+use net::Networks;
 use oci::{ExecRequest, Resources};
 use shim_client::AttachIo;
 use store::Store;
@@ -20,6 +21,7 @@ use crate::{
     images::Images,
     layout::Layout,
     names::{Claim, Names, Outcome},
+    network,
     owner::{Ask, Begin, Message, Owner, Reply, StopWith},
     phase::PodPhase,
     record::{ContainerRecord, PodRecord},
@@ -36,7 +38,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Engine {
     shared: Arc<Shared>,
-    health: Health,
+    health: Arc<Health>,
     images: Option<Arc<Images>>,
 }
 
@@ -47,20 +49,21 @@ impl Engine {
         store: Store,
         storage: Arc<dyn Storage>,
     ) -> Result<Self> {
-        let health = Health::default();
-        health.network.fail("NetworkPluginNotReady", "no CNI configuration is loaded");
+        let health = Arc::new(Health::default());
         if config.handlers.is_empty() {
             health.runtime.fail("NoRuntime", "no OCI runtime works here: see `longshore check`");
         }
         let events = Events::new(config.event_discard_age, config.metrics.clone());
+        let networks = Networks::open(config.network.clone(), &store).await?;
         let shared = Arc::new(Shared {
             groups: blocking(Groups::new).await?,
             events,
-            layout: Layout::new(&config.state, &config.root),
+            layout: Layout::new(&config),
             pods: store.table()?,
             containers: store.table()?,
             store,
             storage,
+            networks,
             config,
             pod_names: Names::default(),
             container_names: Names::default(),
@@ -72,7 +75,20 @@ impl Engine {
         // First: what recovery finds out is news.
         events::watch(&shared);
         recover::recover(&shared).await;
-        Ok(Self { shared, health, images: None })
+        let engine = Self { shared, health, images: None };
+        engine.follow_networks();
+        Ok(engine)
+    }
+
+    fn follow_networks(&self) {
+        let Shared { networks, config, tasks, stop, .. } = &*self.shared;
+        // Of pods that name no handler.
+        let default = config.handlers.first().map_or("", |handler| &handler.name);
+        let readiness = networks.readiness(default);
+        network::show(&self.health, &readiness.borrow());
+        let telling = network::tell(Arc::clone(&self.health), readiness);
+        tasks.spawn(stop.clone().run_until_cancelled_owned(telling));
+        tasks.spawn(network::collect_garbage(Arc::clone(&self.shared)));
     }
 
     /// As [`Engine::open`], with images to be served too.
@@ -93,6 +109,8 @@ impl Engine {
     /// Returns when no task of the engine is left. Containers run on.
     pub async fn close(&self) {
         self.shared.stop.cancel();
+        // What waits for a CNI program is told that it ended.
+        self.shared.networks.close().await;
         self.shared.tasks.close();
         self.shared.tasks.wait().await;
         if let Some(images) = &self.images {
@@ -135,6 +153,12 @@ impl Engine {
                 && handler.facts.abilities.idmapped_mounts,
         };
         handlers.map(view).collect()
+    }
+
+    /// The node learnt its pod networks, as a list with commas. Not cancel safe: some of the
+    /// configurations that wait for it may be written.
+    pub async fn set_pod_cidrs(&self, cidrs: &str) -> Result<()> {
+        Ok(self.shared.networks.set_pod_cidrs(cidrs).await?)
     }
 
     // === pods ===
@@ -449,6 +473,7 @@ fn new_pod(id: Id, handler: String, request: PodRequest) -> PodRecord {
         created_at: Timestamp::now(),
         delivered: false,
         pid1: None,
+        ips: Vec::new(),
         overhead: request.overhead.clone(),
         resources: request.resources.clone(),
         request,

@@ -4,6 +4,7 @@ use std::{fmt, io, path::PathBuf, sync::Arc, time::Duration};
 
 use base::{Id, Kind};
 use content::ContentError;
+use net::NetError;
 use oci::OciError;
 use shim_client::ShimError;
 use snapshot::SnapshotError;
@@ -68,6 +69,9 @@ pub enum EngineError {
     #[error(transparent)]
     Snapshot(Arc<SnapshotError>),
 
+    #[error("pod network")]
+    Network(#[source] Arc<NetError>),
+
     #[error("state store")]
     Store(#[source] Arc<StoreError>),
 
@@ -97,6 +101,7 @@ impl EngineError {
             Self::Kernel(e) => Kind::from(&io::Error::from(e.io_kind())),
             Self::Content(e) => e.kind(),
             Self::Snapshot(e) => e.kind(),
+            Self::Network(e) => e.kind(),
             Self::Store(e) => e.kind(),
             Self::Failed { kind, .. } => *kind,
             Self::Closing => Kind::Unavailable,
@@ -129,6 +134,12 @@ impl EngineError {
 impl From<StoreError> for EngineError {
     fn from(error: StoreError) -> Self {
         Self::Store(Arc::new(error))
+    }
+}
+
+impl From<NetError> for EngineError {
+    fn from(error: NetError) -> Self {
+        Self::Network(Arc::new(error))
     }
 }
 

@@ -14,29 +14,41 @@ pub struct Health {
 /// Good until told otherwise.
 #[derive(Debug, Default)]
 pub struct Condition {
-    trouble: RwLock<Option<Trouble>>,
+    told: RwLock<Told>,
 }
 
-/// Why a condition does not hold.
+/// A condition as it is now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
-    /// One word in camel case, for programs.
+pub struct Told {
+    pub holds: bool,
+    /// One word in camel case, for programs; empty if there is nothing to say.
     pub reason: &'static str,
     /// A sentence for people.
     pub message: String,
 }
 
+impl Default for Told {
+    fn default() -> Self {
+        Self { holds: true, reason: "", message: String::new() }
+    }
+}
+
 impl Condition {
-    pub fn trouble(&self) -> Option<Trouble> {
-        self.trouble.read().clone()
+    pub fn told(&self) -> Told {
+        self.told.read().clone()
     }
 
     pub fn fail(&self, reason: &'static str, message: impl Into<String>) {
-        *self.trouble.write() = Some(Trouble { reason, message: message.into() });
+        *self.told.write() = Told { holds: false, reason, message: message.into() };
+    }
+
+    /// It holds, and there is something to be seen to.
+    pub fn warn(&self, reason: &'static str, message: impl Into<String>) {
+        *self.told.write() = Told { holds: true, reason, message: message.into() };
     }
 
     pub fn recover(&self) {
-        *self.trouble.write() = None;
+        *self.told.write() = Told::default();
     }
 }
 
@@ -47,11 +59,15 @@ mod tests {
     #[test]
     fn a_condition_holds_until_it_fails_and_again_after_recovery() {
         let health = Health::default();
-        assert_eq!(health.network.trouble(), None);
+        assert!(health.network.told().holds);
         health.network.fail("NoConfig", "the directory is empty");
-        assert_eq!(health.network.trouble().unwrap().reason, "NoConfig");
-        assert_eq!(health.runtime.trouble(), None);
+        let told = health.network.told();
+        assert!(!told.holds && told.reason == "NoConfig");
+        assert!(health.runtime.told().holds);
+        health.network.warn("Odd", "look at it");
+        let told = health.network.told();
+        assert!(told.holds && told.message == "look at it");
         health.network.recover();
-        assert_eq!(health.network.trouble(), None);
+        assert_eq!(health.network.told().reason, "");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! STATE/pods/POD/          the shim's own files, and
-//!                ns/       pinned namespaces
+//!                ns/       pinned namespaces, but that of the network
 //!                files/    hosts, hostname, resolv.conf
 //!                shm/      a tmpfs
 //!                exec/     pipes of commands
@@ -10,21 +10,26 @@
 //!                              images/N  images shown to the container
 //! STATE/oci/HANDLER/       the OCI runtime's own state
 //! ROOT/volumes/CONTAINER/N what its image calls a volume: on disk, it may grow
+//! NETNS/longshore-POD      the pinned network namespace, where CNI programs look for it
 //! ```
 
 use std::path::{Path, PathBuf};
 
 use base::Id;
 
+use crate::config::EngineConfig;
+
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     state: PathBuf,
     root: PathBuf,
+    netns: PathBuf,
 }
 
 impl Layout {
-    pub(crate) fn new(state: &Path, root: &Path) -> Self {
-        Self { state: state.to_owned(), root: root.to_owned() }
+    pub(crate) fn new(config: &EngineConfig) -> Self {
+        let (state, root, netns) = (&config.state, &config.root, &config.netns);
+        Self { state: state.clone(), root: root.clone(), netns: netns.clone() }
     }
 
     pub(crate) fn pods(&self) -> PathBuf {
@@ -37,6 +42,15 @@ impl Layout {
 
     pub(crate) fn namespace(&self, pod: &Id, kind: &str) -> PathBuf {
         self.pod(pod).join("ns").join(kind)
+    }
+
+    pub(crate) fn netns_dir(&self) -> &Path {
+        &self.netns
+    }
+
+    /// Of its network.
+    pub(crate) fn netns(&self, pod: &Id) -> PathBuf {
+        self.netns.join(format!("longshore-{pod}"))
     }
 
     pub(crate) fn files(&self, pod: &Id) -> PathBuf {

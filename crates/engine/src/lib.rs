@@ -27,6 +27,7 @@ mod images;
 mod layout;
 mod metrics;
 mod names;
+mod network;
 mod owner;
 pub mod phase;
 mod pod;

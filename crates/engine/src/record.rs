@@ -1,6 +1,6 @@
 //! What the engine stores, one record per pod and container.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
 
 use base::{Digest, Id};
 use jiff::Timestamp;
@@ -10,7 +10,7 @@ use store::Record;
 
 use crate::{
     phase::{ContainerPhase, PodPhase},
-    request::{NewContainer, PodRequest},
+    request::{NewContainer, PodNamespace, PodRequest},
 };
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -26,6 +26,9 @@ pub struct PodRecord {
     pub delivered: bool,
     /// The PID 1 of a shared PID namespace.
     pub pid1: Option<u32>,
+    /// Its addresses while it is on a network of its own; the first is *the* address.
+    #[serde(default)]
+    pub ips: Vec<IpAddr>,
     /// As the last update of the pod's resources left them.
     pub overhead: Resources,
     pub resources: Resources,
@@ -87,6 +90,11 @@ pub struct MountedImage {
 }
 
 impl PodRecord {
+    /// Not the host's.
+    pub fn own_network(&self) -> bool {
+        self.request.network == PodNamespace::Pod
+    }
+
     pub fn is_visible(&self) -> bool {
         self.delivered && self.phase.is_made()
     }

@@ -3,7 +3,7 @@
 //! Every pod is looked at on its own and at the same time as the others. One that cannot be
 //! made sense of is kept and said; it delays nobody and stops nobody.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use base::{Chain, Kind};
 use jiff::Timestamp;
@@ -21,6 +21,9 @@ use crate::{
     shared::Shared,
     steps,
 };
+
+/// A CNI program that hangs must not keep the daemon from serving; its work is done later.
+const DETACH: Duration = Duration::from_secs(1);
 
 pub(crate) async fn recover(shared: &Arc<Shared>) {
     let mut work = JoinSet::new();
@@ -72,7 +75,7 @@ fn restore_names(shared: &Shared, pod: &PodRecord) {
 }
 
 async fn undo_pod(shared: &Arc<Shared>, pod: &Arc<PodRecord>, step: &str) -> Result<()> {
-    let mut plan = MakePod { shared: Arc::clone(shared), pod: PodRecord::clone(pod), shim: None };
+    let mut plan = MakePod::new(shared, pod, DETACH);
     match steps::undo_from(&mut plan, step).await.into_iter().next() {
         Some(error) => Err(error),
         None => shared.pods.delete(&pod.id).await.map(drop).map_err(Into::into),

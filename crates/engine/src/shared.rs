@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use base::Id;
+use net::Networks;
 use parking_lot::RwLock;
 use shim_client::Shim;
 use store::{Store, Table};
@@ -29,6 +30,7 @@ pub(crate) struct Shared {
     pub(crate) pods: Table<PodRecord>,
     pub(crate) containers: Table<ContainerRecord>,
     pub(crate) storage: Arc<dyn Storage>,
+    pub(crate) networks: Networks,
     pub(crate) pod_names: Names,
     pub(crate) container_names: Names,
     pub(crate) stages: Stages,

@@ -230,7 +230,7 @@ impl Shared {
     pub(crate) fn networks_of(&self, pods: &[Arc<PodRecord>]) -> Result<Vec<Option<Network>>> {
         let own = |pod: &PodRecord| pod.request.network == PodNamespace::Pod;
         let open = |pod: &Arc<PodRecord>| {
-            let path = self.layout.namespace(&pod.id, "net");
+            let path = self.layout.netns(&pod.id);
             own(pod).then(|| namespace::open(&path).ok()).flatten()
         };
         let spaces: Vec<_> = pods.iter().map(open).collect();

@@ -109,6 +109,7 @@ async fn kill_at_every_step() {
         println!("{point}");
         let (engine, store) = host.open().await;
         retry(&host, &engine).await;
+        host.await_no_leases().await;
         engine.close().await;
         store.close().await.unwrap();
         host.assert_clean();

@@ -7,7 +7,11 @@ mod support;
 use std::time::Duration;
 
 use base::Kind;
-use engine::{phase::Reason, view::ContainerState};
+use engine::{
+    phase::Reason,
+    request::{PodNamespace, PodRequest},
+    view::ContainerState,
+};
 use oci::ExecRequest;
 use support::{Host, sh};
 
@@ -31,6 +35,28 @@ async fn a_container_runs_logs_and_is_gone() {
     engine.remove_pod(pod.as_str()).await.unwrap();
     assert!(engine.pods(&Default::default()).is_empty());
     assert!(engine.containers(&Default::default()).is_empty());
+    engine.close().await;
+    store.close().await.unwrap();
+    host.assert_clean();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_has_an_address_until_it_stops() {
+    let Some(host) = Host::new("a_pod_has_an_address_until_it_stops") else { return };
+    let (engine, store) = host.open().await;
+    assert!(engine.health().network.told().holds, "{:?}", engine.health().network.told());
+    let pod = engine.run_pod(host.pod("addressed")).await.unwrap();
+    let ips = || engine.pod(pod.as_str()).unwrap().pod.ips.clone();
+    assert_eq!(ips(), ["10.240.0.7".parse::<std::net::IpAddr>().unwrap()]);
+    assert_eq!(host.leases().len(), 1);
+    engine.stop_pod(pod.as_str()).await.unwrap();
+    assert_eq!((ips().len(), host.leases().len()), (0, 0));
+    engine.remove_pod(pod.as_str()).await.unwrap();
+
+    let on_host = PodRequest { network: PodNamespace::Node, ..host.pod("on-host") };
+    let pod = engine.run_pod(on_host).await.unwrap();
+    assert_eq!(host.leases().len(), 0, "nobody asked CNI");
+    engine.remove_pod(pod.as_str()).await.unwrap();
     engine.close().await;
     store.close().await.unwrap();
     host.assert_clean();

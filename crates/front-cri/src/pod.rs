@@ -88,8 +88,7 @@ pub(crate) fn status(pod: &PodRecord) -> v1::PodSandboxStatus {
         metadata: Some(metadata(&pod.request.name)),
         state: state(pod).into(),
         created_at: time::to_unix_nanos(pod.created_at),
-        // Both empty on the host's network.
-        network: Some(v1::PodSandboxNetworkStatus::default()),
+        network: Some(network(pod)),
         linux: Some(v1::LinuxPodSandboxStatus { namespaces: Some(v1::Namespace { options }) }),
         labels: pod.request.labels.0.clone(),
         annotations: pod.request.annotations.0.clone(),
@@ -107,6 +106,14 @@ pub(crate) fn response(
         containers_statuses: view.containers.iter().map(|c| container::status(c)).collect(),
         timestamp: time::to_unix_nanos(view.at),
     }
+}
+
+/// All empty on the host's network, and of a pod that was stopped.
+fn network(pod: &PodRecord) -> v1::PodSandboxNetworkStatus {
+    let mut ips = pod.ips.iter().map(ToString::to_string);
+    let ip = ips.next().unwrap_or_default();
+    let additional_ips = ips.map(|ip| v1::PodIp { ip }).collect();
+    v1::PodSandboxNetworkStatus { ip, additional_ips }
 }
 
 fn pod_name(metadata: Option<v1::PodSandboxMetadata>) -> Result<PodName> {
@@ -201,6 +208,15 @@ mod tests {
         assert_eq!((got.metadata, got.labels), (config.metadata, config.labels));
         assert_eq!((got.annotations, got.created_at), (config.annotations, sample::CREATED_AT));
         assert_eq!(got.runtime_handler, "kata");
+    }
+
+    #[test]
+    fn the_first_address_is_the_pods() {
+        let mut record = sample::pod_record(PodRequest::default());
+        record.ips = vec!["10.1.2.3".parse().unwrap(), "fd00::3".parse().unwrap()];
+        let network = status(&record).network.unwrap();
+        assert_eq!(network.ip, "10.1.2.3");
+        assert_eq!(network.additional_ips, [v1::PodIp { ip: "fd00::3".into() }]);
     }
 
     #[track_caller]

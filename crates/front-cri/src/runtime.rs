@@ -5,7 +5,11 @@ use std::collections::BTreeMap;
 use api_cri::{
     KUBE_API_VERSION, RUNTIME_API_VERSION, v1, v1::runtime_service_server::RuntimeService,
 };
-use engine::{Engine, health::Condition, view::HandlerView};
+use engine::{
+    Engine,
+    health::{Condition, Told},
+    view::HandlerView,
+};
 use oci::CgroupDriver;
 use tonic::{Request, Response, Status};
 
@@ -81,6 +85,16 @@ impl RuntimeService for Runtime {
         };
         let linux = Some(v1::LinuxRuntimeConfiguration { cgroup_driver: driver.into() });
         Ok(Response::new(v1::RuntimeConfigResponse { linux }))
+    }
+
+    async fn update_runtime_config(
+        &self,
+        request: Request<v1::UpdateRuntimeConfigRequest>,
+    ) -> Answer<v1::UpdateRuntimeConfigResponse> {
+        let config = request.into_inner().runtime_config.unwrap_or_default();
+        let cidrs = config.network_config.unwrap_or_default().pod_cidr;
+        self.engine()?.set_pod_cidrs(&cidrs).await.map_err(status)?;
+        Ok(Response::new(v1::UpdateRuntimeConfigResponse {}))
     }
 
     // === pods ===
@@ -293,7 +307,6 @@ impl RuntimeService for Runtime {
             list_container_stats(ListContainerStatsRequest) -> ListContainerStatsResponse = "ListContainerStats";
             pod_sandbox_stats(PodSandboxStatsRequest) -> PodSandboxStatsResponse = "PodSandboxStats";
             list_pod_sandbox_stats(ListPodSandboxStatsRequest) -> ListPodSandboxStatsResponse = "ListPodSandboxStats";
-            update_runtime_config(UpdateRuntimeConfigRequest) -> UpdateRuntimeConfigResponse = "UpdateRuntimeConfig";
             checkpoint_container(CheckpointContainerRequest) -> CheckpointContainerResponse = "CheckpointContainer";
             checkpoint_pod(CheckpointPodRequest) -> CheckpointPodResponse = "CheckpointPod";
             restore_pod(RestorePodRequest) -> RestorePodResponse = "RestorePod";
@@ -328,12 +341,12 @@ fn handlers(known: &[HandlerView]) -> Vec<v1::RuntimeHandler> {
 }
 
 fn condition(name: &str, condition: &Condition) -> v1::RuntimeCondition {
-    let trouble = condition.trouble();
+    let Told { holds, reason, message } = condition.told();
     v1::RuntimeCondition {
         r#type: name.to_owned(),
-        status: trouble.is_none(),
-        reason: trouble.as_ref().map(|t| t.reason.to_owned()).unwrap_or_default(),
-        message: trouble.map(|t| t.message).unwrap_or_default(),
+        status: holds,
+        reason: reason.to_owned(),
+        message,
     }
 }
 

@@ -21,6 +21,7 @@ pub(crate) fn pod_record(request: PodRequest) -> PodRecord {
         created_at: time::from_unix_nanos(CREATED_AT),
         delivered: true,
         pid1: None,
+        ips: Vec::new(),
         overhead: request.overhead.clone(),
         resources: request.resources.clone(),
         request,

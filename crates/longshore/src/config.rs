@@ -8,6 +8,7 @@
 //! what the daemon works with: every path absolute, every default worked out, nothing
 //! left to parse. Nothing but this crate reads configuration.
 
+mod cni;
 mod file;
 mod keys;
 mod sample;
@@ -22,6 +23,7 @@ use std::{
 };
 
 use base::Span;
+pub use cni::Cni;
 pub use file::{ConfigError, load};
 pub use sample::sample;
 use settings::settings;
@@ -115,6 +117,20 @@ settings! {
         conf_dir: Option<PathBuf> => "\"/etc/cni/net.d\"";
         /// Where the CNI programs are, first match wins.
         bin_dirs: Vec<PathBuf> = vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()];
+        /// How many configurations count, in the order of their names; 0: all. A pod has one
+        /// interface in each: eth0, eth1…
+        max_conf: u32 = 1;
+        /// Written into `conf_dir` when the kubelet tells the node's pod networks and there is
+        /// no configuration yet. Go template with PodCIDR, PodCIDRRanges, Routes.
+        template: Option<PathBuf> => "none";
+        /// Which address of a pod is *the* address: "ipv4", "ipv6", or "cni": the first told.
+        ip_preference: String = "ipv4".into();
+        /// Attach a pod to one network after the other, not to all at the same time.
+        serial: bool = false;
+        /// What one call of a CNI program may take.
+        call_limit: Span = Span(Duration::from_secs(90));
+        /// Where the network namespaces of pods are pinned; some CNI daemons mount it.
+        netns_dir: Option<PathBuf> => "\"/var/run/netns\"";
     }
 }
 
@@ -132,6 +148,8 @@ settings! {
     HandlerConfig {
         /// The OCI runtime: a name on PATH or an absolute path.
         binary: PathBuf = PathBuf::new();
+        /// Network configurations for its pods. Unset: as for all others.
+        cni_conf_dir: Option<PathBuf> => "none";
     }
 }
 
@@ -150,8 +168,7 @@ pub struct Settings {
     pub metrics_socket: PathBuf,
     pub metrics_tcp: Option<SocketAddr>,
     pub nri: Nri,
-    pub cni_conf_dir: PathBuf,
-    pub cni_bin_dirs: Vec<PathBuf>,
+    pub cni: Cni,
     pub registry_config_dir: PathBuf,
 }
 
@@ -209,13 +226,7 @@ impl Config {
             )?,
             metrics_tcp: self.metrics.tcp.as_deref().map(tcp_address).transpose()?,
             nri: self.check_nri(&place)?,
-            cni_conf_dir: place.dir(
-                "cni.conf_dir",
-                self.cni.conf_dir.as_ref(),
-                "/etc/cni/net.d",
-                "cni/net.d",
-            )?,
-            cni_bin_dirs: bin_dirs(&self.cni.bin_dirs)?,
+            cni: self.check_cni(&place)?,
             registry_config_dir: place.dir(
                 "registry.config_dir",
                 self.registry.config_dir.as_ref(),
@@ -294,8 +305,7 @@ impl Settings {
             ("metrics.socket", self.metrics_socket != new.metrics_socket),
             ("metrics.tcp", self.metrics_tcp != new.metrics_tcp),
             ("nri", self.nri != new.nri),
-            ("cni.conf_dir", self.cni_conf_dir != new.cni_conf_dir),
-            ("cni.bin_dirs", self.cni_bin_dirs != new.cni_bin_dirs),
+            ("cni", self.cni != new.cni),
             ("registry.config_dir", self.registry_config_dir != new.registry_config_dir),
         ];
         changes.into_iter().filter(|(_, changed)| *changed).map(|(key, _)| key).collect()
@@ -324,11 +334,11 @@ impl Settings {
         /// Less than this is gone after a few pulls.
         const MIN_FREE_BYTES: u64 = 2 << 30;
         /// For one program or trial container.
-        const LIMIT: std::time::Duration = std::time::Duration::from_secs(10);
+        const LIMIT: Duration = Duration::from_secs(10);
         probe::Settings {
             root: self.root.clone(),
-            cni_conf_dir: self.cni_conf_dir.clone(),
-            cni_bin_dirs: self.cni_bin_dirs.clone(),
+            cni_conf_dir: self.cni.conf_dir.clone(),
+            cni_bin_dirs: self.cni.bin_dirs.clone(),
             runtimes: match &self.handlers {
                 Handlers::Search => Vec::new(),
                 Handlers::Given { binaries, .. } => binaries.clone(),
@@ -389,16 +399,12 @@ impl Place<'_> {
     }
 }
 
-fn absolute(key: &'static str, path: &Path) -> Result<PathBuf, ConfigError> {
+fn absolute(key: impl Into<String>, path: &Path) -> Result<PathBuf, ConfigError> {
     if path.is_absolute() {
         Ok(path.to_owned())
     } else {
         Err(value(key, format!("{path:?} is not an absolute path")))
     }
-}
-
-fn bin_dirs(dirs: &[PathBuf]) -> Result<Vec<PathBuf>, ConfigError> {
-    dirs.iter().map(|dir| absolute("cni.bin_dirs", dir)).collect()
 }
 
 fn cgroup_driver(name: &str) -> Result<CgroupDriver, ConfigError> {
@@ -491,7 +497,8 @@ mod tests {
             &settings.nri.socket,
             &settings.nri.plugin_dir,
             &settings.nri.plugin_config_dir,
-            &settings.cni_conf_dir,
+            &settings.cni.conf_dir,
+            &settings.cni.netns_dir,
             &settings.registry_config_dir,
         ];
         for path in paths {

@@ -189,6 +189,8 @@ fn engine_config(settings: &Settings, metrics: Metrics) -> anyhow::Result<Engine
     Ok(EngineConfig {
         root: settings.root.clone(),
         state: settings.state.clone(),
+        netns: settings.cni.netns_dir.clone(),
+        network: settings.cni.client(std::env::var_os("PATH").unwrap_or_default()),
         shim_binary: shim_binary()?,
         handlers: handlers::find(settings, cgroup_driver),
         host: engine::host::look()?,

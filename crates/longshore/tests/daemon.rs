@@ -76,7 +76,6 @@ async fn what_is_not_implemented_says_so_by_name() {
         "StreamPodSandboxMetrics",
         "StreamPodSandboxStats",
         "UpdatePodSandboxResources",
-        "UpdateRuntimeConfig",
     ]);
     for (service, method) in RPCS {
         let status = call(&channel, service, method).await;

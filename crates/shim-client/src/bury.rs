@@ -39,8 +39,9 @@ const SIGKILL: i32 = 9;
 const REAPING: Duration = Duration::from_secs(3);
 
 /// Kills the shim if it still runs, then its containers and its PID 1, removes them from
-/// the OCI runtime, releases the namespaces and the shim's cgroup. Goes on after a failure
-/// and returns the first. [`ShimError::NotFound`]: no shim was ever ready in `dir`.
+/// the OCI runtime, releases the namespaces and the shim's cgroup. Only the network
+/// namespace stays pinned: whoever attached it to networks detaches it first. Goes on after
+/// a failure and returns the first. [`ShimError::NotFound`]: no shim was ever ready in `dir`.
 ///
 /// Cancel safe: the work goes on.
 pub async fn bury(dir: &Path, limit: Duration) -> Result<Vec<Buried>, ShimError> {
@@ -143,7 +144,7 @@ impl Undertaker {
         }
         let spaces = &bootstrap.namespaces;
         let user = spaces.user.as_ref().map(|user| &user.pin);
-        let pins = [spaces.net.as_ref(), spaces.ipc.as_ref(), spaces.uts.as_ref(), user];
+        let pins = [spaces.ipc.as_ref(), spaces.uts.as_ref(), user];
         for pin in pins.into_iter().flatten() {
             self.note("release a namespace", unpin(pin));
         }

@@ -26,7 +26,8 @@ use crate::{Shim, ShimError, StartPod, bury, connect::connect_to};
 const MAX_OUTPUT: u64 = 64 << 10;
 
 /// Starts the shim of a pod: its namespaces are made and pinned, the host name and sysctls
-/// set, when this returns. After an error nothing of the attempt is left.
+/// set, when this returns. After an error nothing of the attempt is left, but maybe, if it
+/// took too long, the pin of the network namespace.
 ///
 /// Not cancel safe: a shim that was about to be ready lives on; [`crate::connect`] finds it
 /// and [`crate::bury`] removes it.

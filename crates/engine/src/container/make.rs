@@ -231,8 +231,7 @@ pub(crate) fn mapping(pod: &PodRecord) -> Option<IdMappings> {
 fn pod_facts(shared: &Shared, pod: &PodRecord) -> PodFacts {
     let (layout, request) = (&shared.layout, &pod.request);
     let pinned = |kind: &str, own: bool| own.then(|| layout.namespace(&pod.id, kind));
-    let (own_network, own_ipc) =
-        (request.network == PodNamespace::Pod, request.ipc == PodNamespace::Pod);
+    let (own_network, own_ipc) = (pod.own_network(), request.ipc == PodNamespace::Pod);
     let files = layout.files(&pod.id);
     let host_shm = || std::path::PathBuf::from("/dev/shm");
     PodFacts {
@@ -244,7 +243,7 @@ fn pod_facts(shared: &Shared, pod: &PodRecord) -> PodFacts {
         annotations: request.annotations.clone(),
         privileged: request.privileged,
         namespaces: NamespacePaths {
-            network: pinned("net", own_network),
+            network: own_network.then(|| layout.netns(&pod.id)),
             ipc: pinned("ipc", own_ipc),
             uts: pinned("uts", own_network),
             pid: pod.pid1.map(|pid| format!("/proc/{pid}/ns/pid").into()),

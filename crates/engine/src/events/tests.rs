@@ -123,6 +123,7 @@ fn pod(phase: PodPhase) -> PodRecord {
         created_at: T,
         delivered: true,
         pid1: None,
+        ips: Vec::new(),
         overhead: Default::default(),
         resources: Default::default(),
     }

@@ -29,8 +29,8 @@ impl Owner {
         match begin {
             Begin::Make { tell } => {
                 self.tell = Some(tell);
-                let (shared, pod) = (Arc::clone(&self.shared), PodRecord::clone(&self.pod));
-                let mut plan = MakePod { shared, pod, shim: None };
+                let patience = self.shared.config.limits.detach;
+                let mut plan = MakePod::new(&self.shared, &self.pod, patience);
                 let work = async move {
                     let made = steps::run(&mut plan).await;
                     let shim = plan.shim.take();

@@ -322,7 +322,7 @@ impl Owner {
         let result = match stopped {
             Ok(buried) => {
                 self.note_ends(&buried).await;
-                self.advance_pod(&PodEvent::Stopped { at: Timestamp::now() }).await
+                self.save_stopped().await
             }
             Err(error) => Err(error),
         };
@@ -330,6 +330,11 @@ impl Owner {
             Ok(()) => self.end().await,
             Err(error) => self.fail_end(&error),
         }
+    }
+
+    async fn save_stopped(&mut self) -> Result<()> {
+        let phase = self.pod.phase.on(&PodEvent::Stopped { at: Timestamp::now() })?;
+        self.save_pod(PodRecord { phase, ips: Vec::new(), ..PodRecord::clone(&self.pod) }).await
     }
 
     fn pod_removed(&mut self, removed: Result<()>) {

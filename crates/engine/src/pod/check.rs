@@ -7,6 +7,7 @@ use oci::{OciError, OwnNamespaces, UserNamespace};
 use crate::{
     config::{EngineConfig, Handler},
     error::Result,
+    network,
     request::{PodNamespace, PodPid, PodRequest},
 };
 
@@ -15,6 +16,7 @@ const USER: &str = "user namespace";
 pub(crate) fn check(config: &EngineConfig, handler: &Handler, request: &PodRequest) -> Result<()> {
     user(handler, request)?;
     sysctls(config, request)?;
+    network::check(request)?;
     if let Some(selinux) = &request.selinux {
         oci::check_selinux(selinux, "selinux")?;
     }

@@ -20,24 +20,29 @@ use crate::{
 /// What Docker and Kubernetes users are used to.
 const SHM_BYTES: u64 = 64 << 20;
 
-/// Blocking.
-pub(super) fn make(layout: &Layout, id: &Id, request: &PodRequest) -> Result<()> {
+/// The directories of a pod, which its shim and its containers will use. Blocking.
+pub(super) fn make_dirs(layout: &Layout, id: &Id, request: &PodRequest) -> Result<()> {
     make_dir(&layout.pods(), 0o711)?;
     make_dir(&layout.pod(id), 0o700)?;
-    let root = root_of(request);
-    if let Some(ids) = root {
+    if let Some(ids) = root_of(request) {
         admit(&layout.pod(id), ids)?;
     }
-    for dir in [layout.pod(id).join("ns"), layout.exec(id), layout.pod(id).join("c")] {
-        make_dir(&dir, 0o711)?;
+    if request.network == PodNamespace::Pod {
+        make_dir(layout.netns_dir(), 0o755)?;
     }
+    let dirs = [layout.pod(id).join("ns"), layout.exec(id), layout.pod(id).join("c")];
+    dirs.iter().try_for_each(|dir| make_dir(dir, 0o711))?;
+    make_dir(&layout.files(id), 0o711)
+}
+
+/// Blocking.
+pub(super) fn make(layout: &Layout, id: &Id, request: &PodRequest) -> Result<()> {
     let files = layout.files(id);
-    make_dir(&files, 0o711)?;
     write(&files.join("hostname"), format!("{}\n", hostname(request)?).as_bytes(), 0o644)?;
     write(&files.join("hosts"), &hosts(request)?, 0o644)?;
     write(&files.join("resolv.conf"), resolv_conf(request.dns.as_ref())?.as_bytes(), 0o644)?;
     if request.ipc == PodNamespace::Pod {
-        make_shm(layout, id, root)?;
+        make_shm(layout, id, root_of(request))?;
     }
     Ok(())
 }

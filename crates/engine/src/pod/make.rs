@@ -1,6 +1,10 @@
 //! From a request to a ready pod.
+//!
+//! ```text
+//!   directory ──> shim, with the namespaces ──> CNI ADD beside the pod's files ──> ready
+//! ```
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use base::Id;
 use shim_client::Shim;
@@ -10,6 +14,7 @@ use crate::{
     controller::{Controller, Own},
     error::Result,
     files::blocking,
+    network,
     phase::PodEvent,
     record::PodRecord,
     shared::Shared,
@@ -19,8 +24,10 @@ use crate::{
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Step {
-    Files,
+    Directory,
     Shim,
+    /// And beside it the files, which take no time.
+    Network,
 }
 
 /// Works on a record that nobody else writes while it is being made.
@@ -29,18 +36,27 @@ pub(crate) struct MakePod {
     pub(crate) shared: Arc<Shared>,
     pub(crate) pod: PodRecord,
     pub(crate) shim: Option<Arc<Shim>>,
+    /// How long its undo waits for CNI programs.
+    pub(crate) patience: Duration,
+}
+
+impl MakePod {
+    pub(crate) fn new(shared: &Arc<Shared>, pod: &PodRecord, patience: Duration) -> Self {
+        Self { shared: Arc::clone(shared), pod: pod.clone(), shim: None, patience }
+    }
 }
 
 impl Plan for MakePod {
     type Step = Step;
 
     const OPERATION: &'static str = "run-pod";
-    const STEPS: &'static [Step] = &[Step::Files, Step::Shim];
+    const STEPS: &'static [Step] = &[Step::Directory, Step::Shim, Step::Network];
 
     fn name(step: Step) -> &'static str {
         match step {
-            Step::Files => "files",
+            Step::Directory => "directory",
             Step::Shim => "shim",
+            Step::Network => "network",
         }
     }
 
@@ -60,14 +76,23 @@ impl Plan for MakePod {
 
     async fn act(&mut self, step: Step) -> Result<()> {
         match step {
-            Step::Files => {
+            Step::Directory => {
                 let (layout, pod) = (self.shared.layout.clone(), self.pod.clone());
-                blocking(move || files::make(&layout, &pod.id, &pod.request)).await
+                blocking(move || files::make_dirs(&layout, &pod.id, &pod.request)).await
             }
             Step::Shim => {
                 let shim = Own(&self.shared).start(&self.pod).await?;
                 self.pod.pid1 = shim.info().pod_pid;
                 self.shim = Some(shim);
+                Ok(())
+            }
+            Step::Network => {
+                let (layout, pod) = (self.shared.layout.clone(), self.pod.clone());
+                let files = blocking(move || files::make(&layout, &pod.id, &pod.request));
+                // An ADD that is given up here is stopped by the undo.
+                let attached = network::attach(&self.shared, &self.pod);
+                let ((), ips) = tokio::try_join!(files, attached)?;
+                self.pod.ips = ips;
                 Ok(())
             }
         }
@@ -83,11 +108,18 @@ impl Plan for MakePod {
 
     async fn undo(&mut self, step: Step) -> Result<()> {
         match step {
-            Step::Files => {
+            Step::Directory => {
                 let (layout, id) = (self.shared.layout.clone(), self.pod.id);
                 blocking(move || files::remove(&layout, &id)).await
             }
-            Step::Shim => Own(&self.shared).stop(&self.pod).await,
+            Step::Shim => {
+                Own(&self.shared).stop(&self.pod).await?;
+                network::release(&self.shared, &self.pod).await
+            }
+            Step::Network => {
+                network::detach(&self.shared, &self.pod, self.patience).await;
+                Ok(())
+            }
         }
     }
 }

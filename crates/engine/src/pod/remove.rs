@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::files;
-use crate::{container, error::Result, files::blocking, record::PodRecord, shared::Shared};
+use crate::{
+    container, error::Result, files::blocking, network, record::PodRecord, shared::Shared,
+};
 
 pub(crate) const OPERATION: &str = "remove-pod";
 pub(crate) const STAGES: [&str; 4] = ["containers", "files", "records", "forgotten"];
@@ -19,6 +21,7 @@ pub(crate) async fn remove(shared: Arc<Shared>, pod: Arc<PodRecord>) -> Result<(
     stage.at(STAGES[1]);
     let (layout, id) = (shared.layout.clone(), pod.id);
     blocking(move || files::remove(&layout, &id)).await?;
+    network::release(&shared, &pod).await?;
 
     stage.at(STAGES[2]);
     let mut batch = shared.store.batch();

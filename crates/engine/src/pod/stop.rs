@@ -1,4 +1,4 @@
-//! Ending a pod: its containers, then its keeper.
+//! Ending a pod: its containers, then its keeper, then its network.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,12 +9,13 @@ use tokio::sync::watch;
 use crate::{
     controller::{Controller, Own},
     error::{EngineError, Result},
+    network,
     record::PodRecord,
     shared::Shared,
 };
 
 pub(crate) const OPERATION: &str = "stop-pod";
-pub(crate) const STAGES: [&str; 3] = ["kill", "shim", "stopped"];
+pub(crate) const STAGES: [&str; 4] = ["kill", "shim", "network", "stopped"];
 
 const SIGKILL: u32 = 9;
 
@@ -22,7 +23,8 @@ const SIGKILL: u32 = 9;
 pub(crate) type Running = Vec<(String, watch::Receiver<bool>)>;
 
 /// Kills what runs, waits until the exits are on record, then ends the keeper; with one that
-/// does not answer, its containers end too, as is told. Idempotent; not cancel safe.
+/// does not answer, its containers end too, as is told. The network namespace lives until
+/// the pod is off its networks. Idempotent; not cancel safe.
 pub(crate) async fn stop(
     shared: Arc<Shared>,
     pod: Arc<PodRecord>,
@@ -41,6 +43,12 @@ pub(crate) async fn stop(
     let buried = Own(&shared).bury(&pod).await?;
     shared.live.drop_shim(pod.id);
     stage.at(STAGES[2]);
+    network::detach(&shared, &pod, shared.config.limits.detach).await;
+    if let Err(error) = network::release(&shared, &pod).await {
+        // The removal tries again, and insists.
+        tracing::warn!(pod = %pod.id, error = %base::Chain(&error), "release its network");
+    }
+    stage.at(STAGES[3]);
     Ok(buried)
 }
 

@@ -5,6 +5,7 @@ use std::{
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use base::Id;
@@ -14,6 +15,7 @@ use engine::{
     request::{NewContainer, PodName, PodNamespace, PodRequest},
     storage::{Boxed, NewRootfs, NewView, Storage},
 };
+use net::{NetConfig, SourceConfig};
 use oci::{CgroupDriver, ContainerRequest, HandlerFacts, ImageFacts};
 use store::Store;
 use sys::mount::{self, Attrs, Overlay, Unmount, Upper};
@@ -41,6 +43,7 @@ impl Host {
         }
         let dir = tempfile::Builder::new().prefix("ls-").tempdir().unwrap();
         busybox(&dir.path().join("image"));
+        network(dir.path());
         let cgroup = format!("/ls-test-{}", &Id::random().short());
         Some(Self { dir: dir.path().to_owned(), cgroup, _own: Some(dir) })
     }
@@ -72,6 +75,8 @@ impl Host {
         let config = EngineConfig {
             root: self.dir().join("lib"),
             state: self.state(),
+            netns: self.state().join("netns"),
+            network: self.network(),
             shim_binary: shim(),
             handlers: vec![handler],
             host: engine::host::look().unwrap(),
@@ -87,6 +92,13 @@ impl Host {
         (engine, store)
     }
 
+    fn network(&self) -> NetConfig {
+        let conf_dir = self.dir().join("net.d");
+        let default = SourceConfig { conf_dir, max_conf: 1, template: None };
+        let bin_dirs = vec![self.dir().join("cni"), "/usr/lib/cni".into()];
+        NetConfig { default, bin_dirs, ..NetConfig::default() }
+    }
+
     pub(crate) fn pod(&self, name: &str) -> PodRequest {
         PodRequest {
             name: PodName {
@@ -95,14 +107,31 @@ impl Host {
                 uid: "u".into(),
                 attempt: 0,
             },
-            network: PodNamespace::Node,
+            network: PodNamespace::Pod,
             cgroup_parent: Some(self.cgroup.clone()),
             log_directory: Some(self.dir().join("logs")),
             ..PodRequest::default()
         }
     }
 
-    /// All that a test must not leave: mounts, processes, cgroups.
+    /// Addresses that pods hold.
+    pub(crate) fn leases(&self) -> Vec<PathBuf> {
+        entries(&self.dir().join("leases"))
+    }
+
+    /// Waits until nobody holds an address: DEL is tried in the background, too.
+    #[allow(dead_code, reason = "not every test has something going on in the background")]
+    pub(crate) async fn await_no_leases(&self) {
+        for _ in 0..3000 {
+            if self.leases().is_empty() && entries(&self.state().join("netns")).is_empty() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("addresses left: {:?}", self.leases());
+    }
+
+    /// All that a test must not leave: mounts, processes, cgroups, addresses.
     #[track_caller]
     pub(crate) fn assert_clean(&self) {
         let state = self.state();
@@ -111,15 +140,35 @@ impl Host {
         assert!(left.is_empty(), "mounts left: {left:?}");
         let processes = processes_with(self.dir());
         assert!(processes.is_empty(), "processes left: {processes:?}");
-        let pods: Vec<_> = fs::read_dir(state.join("pods"))
-            .into_iter()
-            .flatten()
-            .map(|entry| entry.unwrap().path())
-            .collect();
+        let pods = entries(&state.join("pods"));
         assert!(pods.is_empty(), "directories left: {pods:?}");
         let groups = self.cgroups();
         assert!(groups.is_empty(), "cgroups left: {groups:?}");
+        let leases = self.leases();
+        assert!(leases.is_empty(), "addresses left: {leases:?}");
     }
+}
+
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+/// A network whose one program keeps a file for each address it gave.
+fn network(dir: &Path) {
+    let conf = r#"{"cniVersion":"1.0.0","name":"test","type":"lease"}"#;
+    testkit::cni::configure(&dir.join("net.d"), "10.conf", conf);
+    let leases = dir.join("leases");
+    fs::create_dir(&leases).unwrap();
+    let script = r#"
+lease="LEASES/$CNI_CONTAINERID"
+case $CNI_COMMAND in
+ADD) : > "$lease"
+  echo '{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"x"}],
+    "ips":[{"address":"10.240.0.7/24","interface":0}]}' ;;
+DEL) rm -f "$lease" ;;
+esac"#;
+    let script = script.replace("LEASES", leases.to_str().unwrap());
+    testkit::cni::program(&dir.join("cni"), "lease", &script);
 }
 
 impl Host {

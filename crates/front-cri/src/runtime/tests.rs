@@ -75,6 +75,15 @@ impl Node {
         let config = EngineConfig {
             root: home.path().join("lib"),
             state: home.path().join("run"),
+            netns: home.path().join("netns"),
+            network: net::NetConfig {
+                default: net::SourceConfig {
+                    conf_dir: home.path().join("net.d"),
+                    max_conf: 1,
+                    template: None,
+                },
+                ..net::NetConfig::default()
+            },
             shim_binary: "/nowhere/shim".into(),
             handlers: Vec::new(),
             host: host::look().unwrap(),

@@ -123,7 +123,7 @@ impl SettingsArgs {
                     key: "--handler".to_owned(),
                     why: format!("{given:?} is not NAME=BINARY, e.g. crun=/usr/bin/crun"),
                 })?;
-            let handler = HandlerConfig { binary: binary.into() };
+            let handler = HandlerConfig { binary: binary.into(), ..HandlerConfig::default() };
             config.handlers.insert(name.to_owned(), handler);
             config.default_handler.get_or_insert_with(|| name.to_owned());
         }
