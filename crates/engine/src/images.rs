@@ -8,7 +8,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
-    io::Read,
+    io::{Read, Write},
     path::{Path, PathBuf},
 };
 
@@ -125,6 +125,13 @@ impl Images {
         let _pulling = self.pulling.read().await;
         let options = ImportOptions { name, ..ImportOptions::default() };
         Ok(self.content.import(archive, options).await?)
+    }
+
+    /// Writes the images to a tar that [`Self::load`] and others read.
+    /// Cancel safe; what was written stays written.
+    pub async fn save(&self, queries: &[String], out: impl Write + Send + 'static) -> Result<()> {
+        let queries: Vec<_> = queries.iter().map(String::as_str).collect();
+        Ok(self.content.export(&queries, out).await?)
     }
 
     /// Deletes what nothing needs any more, or only tells.

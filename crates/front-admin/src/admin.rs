@@ -9,8 +9,9 @@ use std::{
 use api_admin::v1::{
     AttachRequest, AttachStart, ExecRequest, ExecStart, GetPathsRequest, GetPathsResponse,
     ListStagesRequest, ListStagesResponse, LoadImageRequest, LoadImageResponse, LoadImageStart,
-    LoadedImage, PruneImagesRequest, PruneImagesResponse, SessionInput, SessionOutput,
-    admin_server, attach_request, exec_request, load_image_request,
+    LoadedImage, PruneImagesRequest, PruneImagesResponse, PullImageRequest, PullImageResponse,
+    SaveImagesRequest, SaveImagesResponse, SessionInput, SessionOutput, admin_server,
+    attach_request, exec_request, load_image_request,
 };
 use engine::{Engine, ExecStdio, PrunedImages};
 use tokio_stream::StreamExt;
@@ -18,6 +19,7 @@ use tokio_util::io::{StreamReader, SyncIoBridge};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
+    images,
     request::{self, Exec, named},
     session, stages,
     status::status,
@@ -118,6 +120,26 @@ impl admin_server::Admin for Admin {
         let (id, io) = self.streams.unless_stopped(begin).await?;
         let inputs = requests.map(|request| request.and_then(attach_input));
         Ok(Response::new(self.streams.feed(|out| session::attach(io, engine, id, inputs, out))))
+    }
+
+    type PullImageStream = Stream<PullImageResponse>;
+
+    async fn pull_image(
+        &self,
+        request: Request<PullImageRequest>,
+    ) -> Answer<Self::PullImageStream> {
+        let (engine, request) = (Arc::clone(self.engine()?), request.into_inner());
+        Ok(Response::new(self.streams.feed(|out| images::pull(engine, request, out))))
+    }
+
+    type SaveImagesStream = Stream<SaveImagesResponse>;
+
+    async fn save_images(
+        &self,
+        request: Request<SaveImagesRequest>,
+    ) -> Answer<Self::SaveImagesStream> {
+        let (engine, names) = (Arc::clone(self.engine()?), request.into_inner().images);
+        Ok(Response::new(self.streams.feed(|out| images::save(engine, names, out))))
     }
 
     async fn load_image(

@@ -14,6 +14,7 @@
 //! does not read is not written for.
 
 mod admin;
+mod images;
 mod request;
 mod session;
 mod stages;

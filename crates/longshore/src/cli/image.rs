@@ -1,21 +1,24 @@
 use std::{
     fs::File,
-    io::{self, Read, Write},
-    path::PathBuf,
+    io::{self, IsTerminal, Read, Write},
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use anyhow::Context;
 use api_admin::v1::{
-    LoadImageRequest, LoadImageStart, LoadedImage, PruneImagesRequest, load_image_request,
+    LoadImageRequest, LoadImageStart, LoadedImage, PruneImagesRequest, PullImageRequest,
+    SaveImagesRequest, load_image_request,
 };
-use api_cri::v1::{self, AuthConfig, ImageSpec};
+use api_cri::v1::{self, ImageSpec};
 use bytes::Bytes;
 use clap::{Args, Subcommand};
 
 use super::{
     client::{Client, DaemonArgs, Told},
+    pull,
     rootfs_image::RootfsImage,
+    size::Size,
     table::Table,
 };
 
@@ -55,6 +58,14 @@ enum ImageCommand {
         #[arg(long, default_value = "")]
         name: String,
     },
+    /// Write images to a tar that `load`, Docker and skopeo read.
+    Save {
+        #[arg(required = true)]
+        images: Vec<String>,
+        /// The archive; standard output if it is not given.
+        #[arg(short, long, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
     /// Make an image of a folder, e.g. `longshore image build-rootfs ./root demo:1 -- /bin/sh`.
     BuildRootfs {
         folder: PathBuf,
@@ -87,7 +98,7 @@ impl Image {
 impl ImageCommand {
     async fn run(self, client: &mut Client, out: &mut impl Write) -> anyhow::Result<()> {
         match self {
-            Self::Pull { name, auth } => pull(client, out, &name, auth).await,
+            Self::Pull { name, auth } => pull_image(client, out, &name, auth).await,
             Self::Ls => list(client, out).await,
             Self::Inspect { image } => inspect(client, out, &image).await,
             Self::Rm { images } => remove(client, out, &images).await,
@@ -96,6 +107,12 @@ impl ImageCommand {
                 load(client, out, file, name).await
             }
             Self::Load { input: None, name } => load(client, out, io::stdin(), name).await,
+            Self::Save { images, output: Some(path) } => save_to(client, images, &path).await,
+            Self::Save { images, output: None } => {
+                let terminal = "standard output is a terminal: name a file with -o";
+                anyhow::ensure!(!io::stdout().is_terminal(), terminal);
+                save(client, images, out).await
+            }
             Self::BuildRootfs { folder, name, command } => {
                 let image = RootfsImage::build(&folder, &name, &command)?;
                 load(client, out, image.into_archive()?, String::new()).await
@@ -105,27 +122,17 @@ impl ImageCommand {
     }
 }
 
-async fn pull(
+async fn pull_image(
     client: &mut Client,
     out: &mut impl Write,
     name: &str,
     auth: Option<String>,
 ) -> anyhow::Result<()> {
-    let auth = match auth {
-        None => None,
-        Some(pair) => {
-            let (username, password) =
-                pair.split_once(':').context("--auth is not USER:PASSWORD")?;
-            Some(AuthConfig {
-                username: username.to_owned(),
-                password: password.to_owned(),
-                ..Default::default()
-            })
-        }
-    };
-    let request = v1::PullImageRequest { image: Some(spec(name)), auth, ..Default::default() };
-    let pulled = client.images.pull_image(request).await.told(format!("pull {name}"))?;
-    writeln!(out, "{}", pulled.image_ref)?;
+    let pair = auth.unwrap_or_else(|| ":".to_owned());
+    let (username, password) = pair.split_once(':').context("--auth is not USER:PASSWORD")?;
+    let (username, password) = (username.to_owned(), password.to_owned());
+    let request = PullImageRequest { image: name.to_owned(), username, password };
+    writeln!(out, "{}", pull::pull(client, request).await?)?;
     Ok(())
 }
 
@@ -135,7 +142,7 @@ async fn list(client: &mut Client, out: &mut impl Write) -> anyhow::Result<()> {
     let mut table = Table::new(["NAME", "ID", "SIZE"]);
     for image in &images {
         let id = image.id.trim_start_matches("sha256:").get(..12).unwrap_or(&image.id);
-        let size = base::ByteSize(image.size).to_string();
+        let size = Size(image.size).to_string();
         let names = image.repo_tags.iter().chain(&image.repo_digests).take(1);
         for name in names.cloned().chain(image.repo_tags.iter().skip(1).cloned()) {
             table.row([name, id.to_owned(), size.clone()]);
@@ -209,10 +216,33 @@ fn send_archive(
     Ok(())
 }
 
+/// A file of that name is whole, or as it was before.
+async fn save_to(client: &mut Client, images: Vec<String>, path: &Path) -> anyhow::Result<()> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    let made = tempfile::NamedTempFile::new_in(dir.unwrap_or(Path::new(".")));
+    let mut file = made.with_context(|| format!("write beside {}", path.display()))?;
+    save(client, images, file.as_file_mut()).await?;
+    file.persist(path).with_context(|| format!("write {}", path.display()))?;
+    Ok(())
+}
+
+async fn save(
+    client: &mut Client,
+    images: Vec<String>,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    let what = format!("save {}", images.join(" "));
+    let mut pieces = client.admin.save_images(SaveImagesRequest { images }).await.told(&what)?;
+    while let Some(piece) = pieces.message().await.map(tonic::Response::new).told(&what)? {
+        out.write_all(&piece.archive).with_context(|| what.clone())?;
+    }
+    Ok(())
+}
+
 async fn prune(client: &mut Client, out: &mut impl Write, dry_run: bool) -> anyhow::Result<()> {
     let pruned = client.admin.prune_images(PruneImagesRequest { dry_run }).await;
     let pruned = pruned.told("prune images")?;
-    let (verb, size) = (if dry_run { "would free" } else { "freed" }, base::ByteSize(pruned.bytes));
+    let (verb, size) = (if dry_run { "would free" } else { "freed" }, Size(pruned.bytes));
     writeln!(out, "{verb} {size} in {} blobs", pruned.blobs)?;
     Ok(())
 }

@@ -1,0 +1,91 @@
+//! Images as people handle them, by the commands.
+
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
+
+use std::{
+    fs,
+    process::{Command, Output, Stdio},
+};
+
+use serde_json::json;
+use testkit::{
+    Node,
+    image::{ImageBuilder, Layer},
+};
+
+const LONGSHORE: &str = env!("CARGO_BIN_EXE_longshore");
+
+fn call(node: &Node, words: &[&str]) -> Output {
+    let mut command = Command::new(LONGSHORE);
+    command.args(words).env("LONGSHORE_CRI_SOCKET", node.daemon.cri_socket());
+    command.stdin(Stdio::null()).output().unwrap()
+}
+
+#[track_caller]
+fn good(node: &Node, words: &[&str]) -> Output {
+    let output = call(node, words);
+    assert!(output.status.success(), "{words:?}: {output:?}\n{}", node.daemon.stderr());
+    output
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pull_save_remove_and_load_again() {
+    let Some(node) = Node::start("pull_save_remove_and_load_again", LONGSHORE).await else {
+        return;
+    };
+    let layers = (0..3).map(|seed| Layer::of_noise(200_000, seed));
+    let image = layers.fold(ImageBuilder::default(), ImageBuilder::layer);
+    let image = image.set("Labels", json!({ "kept": "yes" })).build();
+    node.registry.push("people/app", "2", &image);
+    let name = format!("{}/people/app:2", node.registry.host());
+
+    let pulled = good(&node, &["image", "pull", &name]);
+    assert_eq!(text(&pulled.stdout).trim(), image.id().as_str(), "only the id, for scripts");
+    let told = text(&pulled.stderr);
+    for layer in &image.layers {
+        let done = &layer.digest.hex()[..12];
+        assert!(
+            told.lines().any(|line| line.starts_with(done) && line.ends_with("done")),
+            "{told}"
+        );
+    }
+    let listed = good(&node, &["image", "ls"]);
+    let line = text(&listed.stdout).lines().find(|line| line.starts_with(&name)).unwrap();
+    assert!(line.trim_end().ends_with("kB"), "{line}");
+
+    let archive = node.daemon.home().join("app.tar");
+    let path = archive.to_str().unwrap();
+    good(&node, &["image", "save", &name, "-o", path]);
+    let piped = good(&node, &["image", "save", &name]);
+    assert_eq!(piped.stdout, fs::read(&archive).unwrap(), "the same to standard output");
+    good(&node, &["image", "rm", &name]);
+    let loaded = good(&node, &["image", "load", "-i", path]);
+    assert_eq!(text(&loaded.stdout).trim(), name);
+    let inspected = good(&node, &["image", "inspect", &name]);
+    assert!(text(&inspected.stdout).contains("\"kept\""), "{inspected:?}");
+    node.finish().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_pulled_or_saved_is_named_and_leaves_nothing() {
+    let name = "what_cannot_be_pulled_or_saved_is_named_and_leaves_nothing";
+    let Some(node) = Node::start(name, LONGSHORE).await else { return };
+    let archive = node.daemon.home().join("none.tar");
+    fs::write(&archive, "of before").unwrap();
+    let missing = format!("{}/no/such:1", node.registry.host());
+    let path = archive.to_str().unwrap();
+    for words in [&["image", "pull", &*missing] as &[_], &["image", "save", &missing, "-o", path]] {
+        let output = call(&node, words);
+        assert!(!output.status.success(), "{words:?}: {output:?}");
+        assert!(text(&output.stderr).contains(&missing), "{output:?}");
+    }
+    assert_eq!(fs::read_to_string(&archive).unwrap(), "of before");
+    let beside = fs::read_dir(node.daemon.home()).unwrap().flatten();
+    let half = beside.filter(|entry| entry.file_name().to_string_lossy().starts_with(".tmp"));
+    assert_eq!(half.count(), 0);
+    node.finish().await.unwrap();
+}
