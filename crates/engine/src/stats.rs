@@ -36,7 +36,6 @@ use self::rate::Rate;
 use crate::{
     error::Result,
     record::{ContainerRecord, PodRecord},
-    request::PodNamespace,
     shared::Shared,
     storage::LayerUsage,
 };
@@ -228,10 +227,8 @@ impl Shared {
 
     /// In the order of `pods`.
     pub(crate) fn networks_of(&self, pods: &[Arc<PodRecord>]) -> Result<Vec<Option<Network>>> {
-        let own = |pod: &PodRecord| pod.request.network == PodNamespace::Pod;
         let open = |pod: &Arc<PodRecord>| {
-            let path = self.layout.netns(&pod.id);
-            own(pod).then(|| namespace::open(&path).ok()).flatten()
+            pod.own_network().then(|| namespace::open(&self.layout.netns(&pod.id)).ok()).flatten()
         };
         let spaces: Vec<_> = pods.iter().map(open).collect();
         let held: Vec<_> = spaces.iter().flatten().map(|space| space.as_fd()).collect();

@@ -126,6 +126,15 @@ pub(crate) fn item(container: &ContainerRecord) -> v1::Container {
     }
 }
 
+pub(crate) fn attributes(container: &ContainerRecord) -> v1::ContainerAttributes {
+    v1::ContainerAttributes {
+        id: container.id.to_string(),
+        metadata: Some(metadata(&container.request)),
+        labels: container.request.labels.0.clone(),
+        annotations: container.request.container.annotations.0.clone(),
+    }
+}
+
 pub(crate) fn status(container: &ContainerRecord) -> v1::ContainerStatus {
     let ContainerRecord { request, image: pinned, phase, made, .. } = container;
     let exited = match phase {

@@ -36,6 +36,22 @@ pub(crate) fn containers(filter: Option<v1::ContainerFilter>) -> Result<Containe
     })
 }
 
+pub(crate) fn container_stats(filter: Option<v1::ContainerStatsFilter>) -> ContainerFilter {
+    let v1::ContainerStatsFilter { id, pod_sandbox_id, label_selector } =
+        filter.unwrap_or_default();
+    ContainerFilter {
+        id: set(id),
+        state: None,
+        pod: set(pod_sandbox_id),
+        labels: label_selector.into_iter().collect(),
+    }
+}
+
+pub(crate) fn pod_stats(filter: Option<v1::PodSandboxStatsFilter>) -> PodFilter {
+    let v1::PodSandboxStatsFilter { id, label_selector } = filter.unwrap_or_default();
+    PodFilter { id: set(id), ready: None, labels: label_selector.into_iter().collect() }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;

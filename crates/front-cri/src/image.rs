@@ -8,6 +8,7 @@ use tonic::{Request, Response, Status};
 use crate::{
     field::Invalid,
     service::Slot,
+    stats,
     status::status,
     stream::{Messages, messages},
 };
@@ -101,15 +102,11 @@ impl ImageService for Image {
         &self,
         _: Request<v1::ImageFsInfoRequest>,
     ) -> Result<Response<v1::ImageFsInfoResponse>, Status> {
-        let image_filesystems =
-            self.images()?.file_systems().into_iter().map(|info| v1::FilesystemUsage {
-                timestamp: base::time::to_unix_nanos(info.at),
-                fs_id: Some(v1::FilesystemIdentifier {
-                    mountpoint: info.mountpoint.to_string_lossy().into_owned(),
-                }),
-                used_bytes: Some(v1::UInt64Value { value: info.usage.bytes }),
-                inodes_used: Some(v1::UInt64Value { value: info.usage.inodes }),
-            });
+        let image_filesystems = self.images()?.file_systems().into_iter().map(|info| {
+            let timestamp = base::time::to_unix_nanos(info.at);
+            let used = info.usage;
+            stats::file_system(timestamp, &info.mountpoint, used.bytes, used.inodes)
+        });
         Ok(Response::new(v1::ImageFsInfoResponse {
             image_filesystems: image_filesystems.collect(),
             container_filesystems: Vec::new(),

@@ -18,6 +18,7 @@ mod events;
 mod field;
 mod filter;
 mod image;
+mod metrics;
 mod mount;
 mod namespace;
 mod pod;
@@ -29,6 +30,7 @@ mod sample;
 mod security;
 mod service;
 mod signal;
+mod stats;
 mod status;
 mod stream;
 

@@ -96,6 +96,15 @@ pub(crate) fn status(pod: &PodRecord) -> v1::PodSandboxStatus {
     }
 }
 
+pub(crate) fn attributes(pod: &PodRecord) -> v1::PodSandboxAttributes {
+    v1::PodSandboxAttributes {
+        id: pod.id.to_string(),
+        metadata: Some(metadata(&pod.request.name)),
+        labels: pod.request.labels.0.clone(),
+        annotations: pod.request.annotations.0.clone(),
+    }
+}
+
 pub(crate) fn response(
     view: &PodView,
     info: BTreeMap<String, String>,

@@ -17,8 +17,9 @@ use crate::{
     absent::unimplemented_rpcs,
     container, events,
     field::{Under, not_empty, not_windows},
-    filter, pod, resources,
+    filter, metrics, pod, resources,
     service::Slot,
+    stats,
     status::{gone_is_done, status},
     stream,
 };
@@ -298,26 +299,116 @@ impl RuntimeService for Runtime {
         Ok(Response::new(events::messages(self.engine()?.subscribe())))
     }
 
+    // === what is used ===
+
+    async fn container_stats(
+        &self,
+        request: Request<v1::ContainerStatsRequest>,
+    ) -> Answer<v1::ContainerStatsResponse> {
+        let id = not_empty(CONTAINER_ID, request.into_inner().container_id)?;
+        let found = self.engine()?.container_stats(&id).await.map_err(status)?;
+        let stats = Some(stats::container(&found));
+        Ok(Response::new(v1::ContainerStatsResponse { stats }))
+    }
+
+    async fn list_container_stats(
+        &self,
+        request: Request<v1::ListContainerStatsRequest>,
+    ) -> Answer<v1::ListContainerStatsResponse> {
+        let filter = filter::container_stats(request.into_inner().filter);
+        let found = self.engine()?.list_container_stats(&filter).await.map_err(status)?;
+        let stats = found.iter().map(stats::container).collect();
+        Ok(Response::new(v1::ListContainerStatsResponse { stats }))
+    }
+
+    type StreamContainerStatsStream = stream::Messages<v1::StreamContainerStatsResponse>;
+
+    async fn stream_container_stats(
+        &self,
+        request: Request<v1::StreamContainerStatsRequest>,
+    ) -> Answer<Self::StreamContainerStatsStream> {
+        let filter = filter::container_stats(request.into_inner().filter);
+        let found = self.engine()?.list_container_stats(&filter).await.map_err(status)?;
+        let items = found.into_iter().map(|found| stats::container(&found));
+        Ok(Response::new(stream::messages(items, |container_stats| {
+            v1::StreamContainerStatsResponse { container_stats }
+        })))
+    }
+
+    async fn pod_sandbox_stats(
+        &self,
+        request: Request<v1::PodSandboxStatsRequest>,
+    ) -> Answer<v1::PodSandboxStatsResponse> {
+        let id = not_empty(POD_ID, request.into_inner().pod_sandbox_id)?;
+        let found = self.engine()?.pod_stats(&id).await.map_err(status)?;
+        Ok(Response::new(v1::PodSandboxStatsResponse { stats: Some(stats::pod(&found)) }))
+    }
+
+    async fn list_pod_sandbox_stats(
+        &self,
+        request: Request<v1::ListPodSandboxStatsRequest>,
+    ) -> Answer<v1::ListPodSandboxStatsResponse> {
+        let filter = filter::pod_stats(request.into_inner().filter);
+        let found = self.engine()?.list_pod_stats(&filter).await.map_err(status)?;
+        let stats = found.iter().map(stats::pod).collect();
+        Ok(Response::new(v1::ListPodSandboxStatsResponse { stats }))
+    }
+
+    type StreamPodSandboxStatsStream = stream::Messages<v1::StreamPodSandboxStatsResponse>;
+
+    async fn stream_pod_sandbox_stats(
+        &self,
+        request: Request<v1::StreamPodSandboxStatsRequest>,
+    ) -> Answer<Self::StreamPodSandboxStatsStream> {
+        let filter = filter::pod_stats(request.into_inner().filter);
+        let found = self.engine()?.list_pod_stats(&filter).await.map_err(status)?;
+        let items = found.into_iter().map(|found| stats::pod(&found));
+        Ok(Response::new(stream::messages(items, |pod_sandbox_stats| {
+            v1::StreamPodSandboxStatsResponse { pod_sandbox_stats }
+        })))
+    }
+
+    async fn list_metric_descriptors(
+        &self,
+        _: Request<v1::ListMetricDescriptorsRequest>,
+    ) -> Answer<v1::ListMetricDescriptorsResponse> {
+        let descriptors = metrics::descriptors();
+        Ok(Response::new(v1::ListMetricDescriptorsResponse { descriptors }))
+    }
+
+    async fn list_pod_sandbox_metrics(
+        &self,
+        _: Request<v1::ListPodSandboxMetricsRequest>,
+    ) -> Answer<v1::ListPodSandboxMetricsResponse> {
+        let found = self.engine()?.list_pod_usage_details().await.map_err(status)?;
+        let pod_metrics = found.iter().map(metrics::pod).collect();
+        Ok(Response::new(v1::ListPodSandboxMetricsResponse { pod_metrics }))
+    }
+
+    type StreamPodSandboxMetricsStream = stream::Messages<v1::StreamPodSandboxMetricsResponse>;
+
+    async fn stream_pod_sandbox_metrics(
+        &self,
+        _: Request<v1::StreamPodSandboxMetricsRequest>,
+    ) -> Answer<Self::StreamPodSandboxMetricsStream> {
+        let found = self.engine()?.list_pod_usage_details().await.map_err(status)?;
+        let items = found.into_iter().map(|found| metrics::pod(&found));
+        Ok(Response::new(stream::messages(items, |pod_sandbox_metrics| {
+            v1::StreamPodSandboxMetricsResponse { pod_sandbox_metrics }
+        })))
+    }
+
     unimplemented_rpcs! {
         unary {
             exec(ExecRequest) -> ExecResponse = "Exec";
             attach(AttachRequest) -> AttachResponse = "Attach";
             port_forward(PortForwardRequest) -> PortForwardResponse = "PortForward";
-            container_stats(ContainerStatsRequest) -> ContainerStatsResponse = "ContainerStats";
-            list_container_stats(ListContainerStatsRequest) -> ListContainerStatsResponse = "ListContainerStats";
-            pod_sandbox_stats(PodSandboxStatsRequest) -> PodSandboxStatsResponse = "PodSandboxStats";
-            list_pod_sandbox_stats(ListPodSandboxStatsRequest) -> ListPodSandboxStatsResponse = "ListPodSandboxStats";
             checkpoint_container(CheckpointContainerRequest) -> CheckpointContainerResponse = "CheckpointContainer";
             checkpoint_pod(CheckpointPodRequest) -> CheckpointPodResponse = "CheckpointPod";
             restore_pod(RestorePodRequest) -> RestorePodResponse = "RestorePod";
-            list_metric_descriptors(ListMetricDescriptorsRequest) -> ListMetricDescriptorsResponse = "ListMetricDescriptors";
-            list_pod_sandbox_metrics(ListPodSandboxMetricsRequest) -> ListPodSandboxMetricsResponse = "ListPodSandboxMetrics";
             update_pod_sandbox_resources(UpdatePodSandboxResourcesRequest) -> UpdatePodSandboxResourcesResponse = "UpdatePodSandboxResources";
         }
         stream {
-            stream_container_stats(StreamContainerStatsRequest) -> StreamContainerStatsResponse as StreamContainerStatsStream = "StreamContainerStats";
-            stream_pod_sandbox_stats(StreamPodSandboxStatsRequest) -> StreamPodSandboxStatsResponse as StreamPodSandboxStatsStream = "StreamPodSandboxStats";
-            stream_pod_sandbox_metrics(StreamPodSandboxMetricsRequest) -> StreamPodSandboxMetricsResponse as StreamPodSandboxMetricsStream = "StreamPodSandboxMetrics";
         }
     }
 }

@@ -63,18 +63,9 @@ async fn what_is_not_implemented_says_so_by_name() {
         "Attach",
         "CheckpointContainer",
         "CheckpointPod",
-        "ContainerStats",
         "Exec",
-        "ListContainerStats",
-        "ListMetricDescriptors",
-        "ListPodSandboxMetrics",
-        "ListPodSandboxStats",
-        "PodSandboxStats",
         "PortForward",
         "RestorePod",
-        "StreamContainerStats",
-        "StreamPodSandboxMetrics",
-        "StreamPodSandboxStats",
         "UpdatePodSandboxResources",
     ]);
     for (service, method) in RPCS {

@@ -3,6 +3,7 @@
 
 use std::{fs, sync::Arc};
 
+use jiff::Timestamp;
 pub use sys::host::Space;
 use sys::{
     cgroup::{Cpu, Hugetlb, Io, IoDevice, MemoryDetails, Pids},
@@ -22,6 +23,7 @@ pub struct PodDetails {
     pub network: Option<Network>,
     /// Those that run.
     pub containers: Vec<ContainerDetails>,
+    pub at: Timestamp,
 }
 
 #[derive(Clone, Debug)]
@@ -71,7 +73,7 @@ impl Shared {
                     containers.extend(self.container_details_of(container)?);
                 }
             }
-            all.push(PodDetails { pod, network, containers });
+            all.push(PodDetails { pod, network, containers, at: Timestamp::now() });
         }
         Ok(all)
     }

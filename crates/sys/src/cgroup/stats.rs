@@ -41,7 +41,7 @@ pub struct Memory {
 /// What is asked for less often than [`Memory`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryDetails {
-    /// How often the limit was hit.
+    /// How often the limit was hit. Linux 6.18 has the file on v1, and counts nothing.
     pub failures: Option<u64>,
     /// What the kernel took for the group: page tables, socket buffers.
     pub kernel: Option<u64>,
