@@ -198,6 +198,18 @@ impl Engine {
         self.ask(pod.id, |reply| Ask::RemovePod { reply }).await
     }
 
+    /// New limits for the pod as a whole; what is `None` stays as it is. Cancel safe.
+    pub async fn update_pod(
+        &self,
+        id: &str,
+        overhead: Option<Resources>,
+        resources: Option<Resources>,
+    ) -> Result<()> {
+        let pod = self.shared.find_pod(id)?;
+        let (overhead, resources) = (overhead.map(Box::new), resources.map(Box::new));
+        self.ask(pod.id, |reply| Ask::UpdatePod { overhead, resources, reply }).await
+    }
+
     pub fn pod(&self, id: &str) -> Result<PodView> {
         let pod = self.shared.find_pod(id)?;
         let mut containers = self.shared.containers_of(pod.id);

@@ -15,7 +15,11 @@ mod asks;
 mod news;
 mod slot;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
 
 use base::Id;
 use futures_util::FutureExt;
@@ -30,6 +34,7 @@ use crate::{
     error::{EngineError, Result},
     names::Outcome,
     phase::{ContainerEvent, PodEvent},
+    pod::update::PodLimits,
     record::{ContainerRecord, PinnedImage, PodRecord},
     request::NewContainer,
     shared::Shared,
@@ -88,6 +93,11 @@ pub(crate) enum Ask {
     /// Somebody has the id of the container, or of the pod itself.
     Deliver {
         container: Option<Id>,
+        reply: Reply<()>,
+    },
+    UpdatePod {
+        overhead: Option<Box<Resources>>,
+        resources: Option<Box<Resources>>,
         reply: Reply<()>,
     },
     StopPod {
@@ -150,6 +160,10 @@ pub(crate) enum News {
     Buried {
         buried: Result<Vec<Buried>>,
     },
+    PodUpdated {
+        updated: Result<Box<PodLimits>>,
+        reply: Reply<()>,
+    },
     PodStopped {
         stopped: Result<Vec<Buried>>,
     },
@@ -171,10 +185,18 @@ pub(crate) struct Owner {
     tell: Option<watch::Sender<Outcome>>,
     me: mpsc::WeakSender<Message>,
     ending: Ending,
+    updates: Updates,
     /// A child is burying what the shim left.
     burying: bool,
     burial_retry: Duration,
     over: bool,
+}
+
+/// Changes of the pod's own limits: one at a time, the others in order.
+#[derive(Debug, Default)]
+struct Updates {
+    running: bool,
+    queue: VecDeque<Ask>,
 }
 
 /// A stop or removal of the whole pod, and who waits for it.
@@ -211,6 +233,7 @@ impl Owner {
             tell: None,
             me: me.downgrade(),
             ending: Ending::default(),
+            updates: Updates::default(),
             burying: false,
             burial_retry: FIRST_RETRY,
             over: false,

@@ -5,6 +5,7 @@ pub(crate) mod files;
 mod make;
 pub(crate) mod remove;
 pub(crate) mod stop;
+pub(crate) mod update;
 
 pub(crate) use make::MakePod;
 pub(crate) use stop::Running;

@@ -165,6 +165,20 @@ impl RuntimeService for Runtime {
         })))
     }
 
+    async fn update_pod_sandbox_resources(
+        &self,
+        request: Request<v1::UpdatePodSandboxResourcesRequest>,
+    ) -> Answer<v1::UpdatePodSandboxResourcesResponse> {
+        let v1::UpdatePodSandboxResourcesRequest { pod_sandbox_id, overhead, resources } =
+            request.into_inner();
+        let id = not_empty(POD_ID, pod_sandbox_id)?;
+        let given = |asked: Option<_>| asked.map(|r| resources::request(Some(r))).transpose();
+        let (overhead, resources) =
+            (given(overhead).under("overhead")?, given(resources).under("resources")?);
+        self.engine()?.update_pod(&id, overhead, resources).await.map_err(status)?;
+        Ok(Response::new(v1::UpdatePodSandboxResourcesResponse {}))
+    }
+
     // === containers ===
 
     async fn create_container(
@@ -406,7 +420,6 @@ impl RuntimeService for Runtime {
             checkpoint_container(CheckpointContainerRequest) -> CheckpointContainerResponse = "CheckpointContainer";
             checkpoint_pod(CheckpointPodRequest) -> CheckpointPodResponse = "CheckpointPod";
             restore_pod(RestorePodRequest) -> RestorePodResponse = "RestorePod";
-            update_pod_sandbox_resources(UpdatePodSandboxResourcesRequest) -> UpdatePodSandboxResourcesResponse = "UpdatePodSandboxResources";
         }
         stream {
         }

@@ -66,7 +66,6 @@ async fn what_is_not_implemented_says_so_by_name() {
         "Exec",
         "PortForward",
         "RestorePod",
-        "UpdatePodSandboxResources",
     ]);
     for (service, method) in RPCS {
         let status = call(&channel, service, method).await;

@@ -7,7 +7,8 @@ use std::{collections::BTreeSet, fs, time::Duration};
 use api_cri::v1::{
     Capability, ContainerConfig, ContainerMetadata, ContainerState, Int64Value, KeyValue,
     LinuxContainerConfig, LinuxContainerResources, LinuxContainerSecurityContext, NamespaceMode,
-    NamespaceOption, PodSandboxConfig, Signal,
+    NamespaceOption, PodSandboxConfig, PodSandboxStatusRequest, Signal,
+    UpdatePodSandboxResourcesRequest,
 };
 use testkit::{Cri, Node, Pod};
 use tokio::task::JoinSet;
@@ -465,5 +466,64 @@ async fn what_is_just_ending_can_be_removed() {
     assert_eq!(cri.containers().await.unwrap(), []);
     let running = cri.run(&pod, node.sh("runs", "exec sleep 1000")).await.unwrap();
     cri.remove(&running).await.expect("one that runs is killed first");
+    node.finish().await.unwrap();
+}
+
+// === limits of a pod ===
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_of_a_pod_are_written_kept_and_survive_a_restart() {
+    let Some(mut node) = Node::start("limits_of_a_pod", LONGSHORE).await else { return };
+    let cri = node.cri().await.unwrap();
+    let config = node.pod("limits");
+    let parent = config.linux.as_ref().unwrap().cgroup_parent.clone();
+    let pod = cri.run_pod(&config).await.unwrap();
+    cri.run(&pod, node.sh("c", "exec sleep 1000")).await.unwrap();
+    let limits = |shares: i64, memory: i64| {
+        let cpu_shares = shares;
+        Some(LinuxContainerResources {
+            cpu_shares,
+            memory_limit_in_bytes: memory,
+            ..Default::default()
+        })
+    };
+    let update = async |cri: &Cri, id: &str, overhead, resources| {
+        let pod_sandbox_id = id.to_owned();
+        let asked = UpdatePodSandboxResourcesRequest { pod_sandbox_id, overhead, resources };
+        cri.runtime().update_pod_sandbox_resources(asked).await.map(drop)
+    };
+    update(&cri, &pod.id, limits(100, 1 << 20), limits(900, 255 << 20)).await.unwrap();
+    let read = |controller: &str, file: &str| {
+        fs::read_to_string(format!("/sys/fs/cgroup/{controller}{parent}/{file}"))
+            .ok()
+            .map(|text| text.trim().to_owned())
+    };
+    let v1 = read("memory", "memory.limit_in_bytes").is_some();
+    let memory =
+        || if v1 { read("memory", "memory.limit_in_bytes") } else { read("", "memory.max") };
+    assert_eq!(memory().as_deref(), Some("268435456"), "both together");
+    if v1 {
+        assert_eq!(read("cpu", "cpu.shares").as_deref(), Some("1000"));
+    }
+    // What is not given stays.
+    update(&cri, &pod.id, None, limits(0, 127 << 20)).await.unwrap();
+    assert_eq!(memory().as_deref(), Some("134217728"));
+
+    let missing = update(&cri, &"f".repeat(64), None, None).await.unwrap_err();
+    assert_eq!(missing.code(), Code::NotFound);
+    let bad = update(&cri, &pod.id, limits(-1, 0), None).await.unwrap_err();
+    assert_eq!(
+        (bad.code(), bad.message()),
+        (Code::InvalidArgument, "overhead.cpu_shares: -1 is out of range")
+    );
+
+    node.daemon.kill().unwrap();
+    node.daemon.start_again().await.unwrap();
+    let cri = node.cri().await.unwrap();
+    let request = PodSandboxStatusRequest { pod_sandbox_id: pod.id.clone(), verbose: true };
+    let status = cri.runtime().pod_sandbox_status(request).await.unwrap().into_inner();
+    let info: serde_json::Value = serde_json::from_str(&status.info["info"]).unwrap();
+    assert_eq!(info["resources"]["memory_limit"], 127 << 20, "{info}");
+    assert_eq!(info["overhead"]["cpu_shares"], 100, "{info}");
     node.finish().await.unwrap();
 }

@@ -16,7 +16,7 @@ use crate::{
     error::{EngineError, Result},
     names::Outcome,
     phase::{ContainerEvent, ContainerPhase, PodEvent, PodPhase},
-    pod::{self, MakePod},
+    pod::{self, MakePod, update::PodLimits},
     record::{ContainerRecord, Made, PinnedImage, PodRecord},
     request::NewContainer,
     steps,
@@ -59,6 +59,10 @@ impl Owner {
                 self.exclusive(ask).await;
             }
             Ask::Deliver { container, reply } => send(reply, self.deliver(container).await),
+            ask @ Ask::UpdatePod { .. } => {
+                self.updates.queue.push_back(ask);
+                self.next_update();
+            }
             Ask::StopPod { reply } => {
                 self.ending.stop.push(reply);
                 self.end().await;
@@ -227,6 +231,27 @@ impl Owner {
             }
             Err(error) => send(reply, Err(error)),
         }
+    }
+
+    // === limits of the pod ===
+
+    pub(super) fn next_update(&mut self) {
+        if self.updates.running {
+            return;
+        }
+        let Some(Ask::UpdatePod { overhead, resources, reply }) = self.updates.queue.pop_front()
+        else {
+            return;
+        };
+        self.updates.running = true;
+        let now = &self.pod;
+        let limits = PodLimits {
+            overhead: overhead.map_or_else(|| now.overhead.clone(), |new| *new),
+            resources: resources.map_or_else(|| now.resources.clone(), |new| *new),
+        };
+        let (shared, pod) = (Arc::clone(&self.shared), Arc::clone(&self.pod));
+        let work = pod::update::update(shared, pod, Box::new(limits));
+        self.child("update-pod", work, move |updated| News::PodUpdated { updated, reply });
     }
 
     // === signals ===

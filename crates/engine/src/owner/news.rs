@@ -8,12 +8,16 @@ use oci::Resources;
 use shim_client::{Buried, Exit, Shim, ShimError, TaskState};
 use store::{Record, Table};
 
-use super::{Ask, FIRST_RETRY, News, Owner, doubled, report, slot::Slot};
+use super::{
+    Ask, FIRST_RETRY, News, Owner, Reply, doubled, report,
+    slot::{Slot, send},
+};
 use crate::{
     container::Started,
     controller::{Controller, Own},
     error::{EngineError, Result},
     phase::{ContainerEvent, ContainerPhase, PodEvent, PodPhase, Reason},
+    pod::update::PodLimits,
     record::{ContainerRecord, PodRecord},
     shared::Shared,
     steps::Failure,
@@ -34,6 +38,7 @@ impl Owner {
             News::StartsOverdue => self.starts_overdue().await,
             News::BuryAgain => self.bury_again(),
             News::Buried { buried } => self.buried(buried).await,
+            News::PodUpdated { updated, reply } => self.pod_updated(updated, reply).await,
             News::PodStopped { stopped } => self.pod_stopped(stopped).await,
             News::PodRemoved { removed } => self.pod_removed(removed),
             News::Expired { container } => self.expired(container).await,
@@ -215,6 +220,24 @@ impl Owner {
         self.end().await;
     }
 
+    // === limits of the pod ===
+
+    async fn pod_updated(&mut self, updated: Result<Box<PodLimits>>, reply: Reply<()>) {
+        self.updates.running = false;
+        let saved = match updated {
+            // Its record may be gone by now.
+            Ok(_) if self.pod.phase == PodPhase::Removing => Err(self.state_error("change it")),
+            Ok(limits) => {
+                let PodLimits { overhead, resources } = *limits;
+                let pod = PodRecord { overhead, resources, ..PodRecord::clone(&self.pod) };
+                self.save_pod(pod).await
+            }
+            Err(error) => Err(error),
+        };
+        send(reply, saved);
+        self.next_update();
+    }
+
     // === the shim ===
 
     async fn shim_died(&mut self) {
@@ -342,7 +365,7 @@ impl Owner {
             Ok(()) => {
                 self.over = true;
                 for reply in self.ending.remove.drain(..) {
-                    super::slot::send(reply, Ok(()));
+                    send(reply, Ok(()));
                 }
             }
             Err(error) => self.fail_end(&error),
@@ -450,7 +473,7 @@ impl Slot {
 fn refuse_gone(ask: Ask, id: Id) {
     match ask {
         // Removing what is gone is done.
-        Ask::Remove { reply, .. } => super::slot::send(reply, Ok(())),
+        Ask::Remove { reply, .. } => send(reply, Ok(())),
         ask => super::asks::refuse(
             ask,
             EngineError::NotFound { what: "container", id: id.to_string() },
