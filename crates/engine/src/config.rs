@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use net::NetConfig;
 use oci::{CgroupDriver, HandlerFacts, HostFacts, Policy};
 
-use crate::metrics::Metrics;
+use crate::{metrics::Metrics, plugins::PluginsConfig};
 
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -28,6 +28,7 @@ pub struct EngineConfig {
     /// How long events are kept that nobody is there to read.
     pub event_discard_age: Duration,
     pub metrics: Metrics,
+    pub plugins: PluginsConfig,
 }
 
 /// A configured OCI runtime.

@@ -2,13 +2,12 @@
 
 mod facts;
 mod images;
+pub(crate) mod limits;
 mod make;
 pub(crate) mod remove;
 pub(crate) mod start;
-mod update;
 mod volumes;
 
-pub(crate) use make::MakeContainer;
+pub(crate) use make::{MakeContainer, mapping};
 pub(crate) use remove::release;
 pub(crate) use start::Started;
-pub(crate) use update::update;

@@ -22,8 +22,9 @@ use crate::{
     layout::Layout,
     names::{Claim, Names, Outcome},
     network,
-    owner::{Ask, Begin, Message, Owner, Reply, StopWith},
+    owner::{Ask, Begin, Life, Message, Owner, Reply, StopWith},
     phase::PodPhase,
+    plugins::Plugins,
     record::{ContainerRecord, PodRecord},
     recover,
     request::{NewContainer, PodRequest},
@@ -58,6 +59,7 @@ impl Engine {
         let shared = Arc::new(Shared {
             groups: blocking(Groups::new).await?,
             events,
+            plugins: Plugins::new(&config.plugins)?,
             layout: Layout::new(&config),
             pods: store.table()?,
             containers: store.table()?,
@@ -77,6 +79,11 @@ impl Engine {
         recover::recover(&shared).await;
         let engine = Self { shared, health, images: None };
         engine.follow_networks();
+        if let Err(error) = engine.shared.plugins.open(&engine.shared).await {
+            engine.close().await;
+            return Err(error);
+        }
+        recover::forget_orphans(&engine.shared).await;
         Ok(engine)
     }
 
@@ -113,9 +120,18 @@ impl Engine {
         self.shared.networks.close().await;
         self.shared.tasks.close();
         self.shared.tasks.wait().await;
+        // What the last tasks told still reaches plugins.
+        self.shared.plugins.nri().shutdown().await;
         if let Some(images) = &self.images {
             images.close().await;
         }
+    }
+
+    /// Runs plugins by other settings. What did not change keeps its connection.
+    ///
+    /// Not cancel safe: what has been changed so far stays.
+    pub async fn reload_plugins(&self, settings: nri::Settings) -> Result<()> {
+        self.shared.plugins.reload(settings).await
     }
 
     pub fn health(&self) -> &Health {
@@ -271,7 +287,8 @@ impl Engine {
         self.ask(container.pod, |reply| Ask::Start { id, reply }).await
     }
 
-    /// The stop signal, then SIGKILL after `grace`. Returns when the exit is on record.
+    /// The stop signal, then SIGKILL after `grace`. Returns when the exit is on record and
+    /// plugins know of it.
     /// Cancel safe: a caller that gives up within the grace causes no SIGKILL.
     pub async fn stop_container(&self, id: &str, grace: Duration) -> Result<()> {
         let container = self.shared.find_container(id)?;
@@ -279,12 +296,17 @@ impl Engine {
             let Some(mut exited) = self.signal(&container, StopWith::Politeness).await? else {
                 return Ok(());
             };
-            let ended = tokio::time::timeout(grace, exited.wait_for(|ended| *ended)).await;
-            if matches!(ended, Ok(Ok(_))) {
-                return Ok(());
+            let ended = exited.wait_for(|life| *life >= Life::Ended);
+            let ended = matches!(tokio::time::timeout(grace, ended).await, Ok(Ok(_)));
+            if !ended {
+                self.kill(&container).await?;
             }
+            return told(exited).await;
         }
-        self.kill(&container).await
+        match self.kill(&container).await? {
+            Some(exited) => told(exited).await,
+            None => Ok(()),
+        }
     }
 
     /// Kills it if it runs, and forgets it. Its log file stays. Cancel safe.
@@ -295,18 +317,20 @@ impl Engine {
         self.ask(container.pod, |reply| Ask::Remove { id, reply }).await
     }
 
-    async fn kill(&self, container: &ContainerRecord) -> Result<()> {
-        if let Some(mut exited) = self.signal(container, StopWith::Kill).await? {
-            exited.wait_for(|ended| *ended).await.map_err(|_| EngineError::Closing)?;
-        }
-        Ok(())
+    /// Returns when its exit is on record, if it ran.
+    async fn kill(&self, container: &ContainerRecord) -> Result<Option<watch::Receiver<Life>>> {
+        let Some(mut exited) = self.signal(container, StopWith::Kill).await? else {
+            return Ok(None);
+        };
+        exited.wait_for(|life| *life >= Life::Ended).await.map_err(|_| EngineError::Closing)?;
+        Ok(Some(exited))
     }
 
     async fn signal(
         &self,
         container: &ContainerRecord,
         with: StopWith,
-    ) -> Result<Option<watch::Receiver<bool>>> {
+    ) -> Result<Option<watch::Receiver<Life>>> {
         let id = container.id;
         self.ask(container.pod, |reply| Ask::Signal { id, with, reply }).await
     }
@@ -465,6 +489,12 @@ impl Engine {
             EngineError::NotFound { what: "pod", id: pod.to_string() }
         }
     }
+}
+
+/// Its exit is on record; that plugins know, too, is waited for as long as somebody tells.
+async fn told(mut life: watch::Receiver<Life>) -> Result<()> {
+    let _ = life.wait_for(|life| *life >= Life::Told).await;
+    Ok(())
 }
 
 /// Waits for the outcome that all who asked for this name wait for.

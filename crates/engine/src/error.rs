@@ -5,6 +5,7 @@ use std::{fmt, io, path::PathBuf, sync::Arc, time::Duration};
 use base::{Id, Kind};
 use content::ContentError;
 use net::NetError;
+use nri::NriError;
 use oci::OciError;
 use shim_client::ShimError;
 use snapshot::SnapshotError;
@@ -72,6 +73,9 @@ pub enum EngineError {
     #[error("pod network")]
     Network(#[source] Arc<NetError>),
 
+    #[error(transparent)]
+    Plugins(Arc<NriError>),
+
     #[error("state store")]
     Store(#[source] Arc<StoreError>),
 
@@ -102,6 +106,7 @@ impl EngineError {
             Self::Content(e) => e.kind(),
             Self::Snapshot(e) => e.kind(),
             Self::Network(e) => e.kind(),
+            Self::Plugins(e) => plugins_kind(e),
             Self::Store(e) => e.kind(),
             Self::Failed { kind, .. } => *kind,
             Self::Closing => Kind::Unavailable,
@@ -128,6 +133,22 @@ impl EngineError {
         cause: &(dyn std::error::Error + 'static),
     ) -> Self {
         Self::Failed { doing: doing.to_string(), why: base::Chain(cause).to_string(), kind }
+    }
+}
+
+/// What plugins say is not the client's mistake.
+fn plugins_kind(error: &NriError) -> Kind {
+    match error.kind() {
+        nri::Kind::Refused | nri::Kind::Conflict => Kind::FailedPrecondition,
+        nri::Kind::Unavailable => Kind::Unavailable,
+        nri::Kind::Deadline => Kind::Deadline,
+        nri::Kind::Internal => Kind::Internal,
+    }
+}
+
+impl From<NriError> for EngineError {
+    fn from(error: NriError) -> Self {
+        Self::Plugins(Arc::new(error))
     }
 }
 

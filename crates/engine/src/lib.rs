@@ -30,6 +30,7 @@ mod names;
 mod network;
 mod owner;
 pub mod phase;
+mod plugins;
 mod pod;
 pub mod record;
 mod recover;
@@ -50,6 +51,8 @@ pub use events::{Event, EventsEnd, Moment, Subscription};
 pub use exec::{ExecControl, ExecSession, ExecStdio};
 pub use images::{Images, PrunedImages, Unpacker};
 pub use metrics::Metrics;
+pub use nri;
+pub use plugins::PluginsConfig;
 pub use shim_client::{
     AttachInput, AttachIo, AttachOutput, Chunk as AttachChunk, Stream as AttachStream,
 };

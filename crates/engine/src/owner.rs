@@ -29,7 +29,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use self::slot::Slot;
 use crate::{
-    container::Started,
+    container::{Started, limits::Changed},
     controller::{Controller, Own},
     error::{EngineError, Result},
     names::Outcome,
@@ -79,12 +79,24 @@ pub(crate) enum Ask {
     Signal {
         id: Id,
         with: StopWith,
-        reply: Reply<Option<watch::Receiver<bool>>>,
+        reply: Reply<Option<watch::Receiver<Life>>>,
     },
     Update {
         id: Id,
         resources: Box<Resources>,
         reply: Reply<()>,
+    },
+    /// New limits, as a plugin wants them. Waits for no other work.
+    Amend {
+        id: Id,
+        resources: Box<nri::Resources>,
+        reply: Reply<()>,
+    },
+    /// A plugin wants it gone. Replies as a signal does, and waits for no other work.
+    Evict {
+        id: Id,
+        reason: String,
+        reply: Reply<Option<watch::Receiver<Life>>>,
     },
     Remove {
         id: Id,
@@ -106,6 +118,20 @@ pub(crate) enum Ask {
     RemovePod {
         reply: Reply<()>,
     },
+}
+
+/// The turn of who reads or writes a container's limits. Held only for that, never while
+/// plugins are asked about a container they know.
+pub(crate) type Turn = Arc<tokio::sync::Mutex<()>>;
+
+/// How far a container's end has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Life {
+    Lives,
+    /// Its exit is on record.
+    Ended,
+    /// And plugins know.
+    Told,
 }
 
 /// How a container is told to end.
@@ -141,7 +167,17 @@ pub(crate) enum News {
     },
     Updated {
         id: Id,
-        updated: Result<Box<Resources>>,
+        updated: Result<Box<Changed>>,
+    },
+    Amended {
+        id: Id,
+        amended: Result<Box<Changed>>,
+        reply: Reply<()>,
+    },
+    /// Plugins know that it has ended.
+    StopTold {
+        id: Id,
+        told: Result<()>,
     },
     Removed {
         id: Id,
@@ -298,9 +334,7 @@ impl Owner {
     }
 
     async fn advance(&mut self, id: Id, event: &ContainerEvent) -> Result<Arc<ContainerRecord>> {
-        let mut container = ContainerRecord::clone(&*self.container(id)?);
-        container.phase = container.phase.on(event)?;
-        let container = Arc::new(container);
+        let container = Arc::new(self.container(id)?.on(event)?);
         self.shared.containers.put(Arc::clone(&container)).await?;
         Ok(container)
     }
@@ -310,11 +344,15 @@ impl Owner {
         found.ok_or_else(|| EngineError::NotFound { what: "container", id: id.to_string() })
     }
 
-    /// Waits for the exit of a running container, which the shim keeps until then.
-    fn watch_exit(&self, id: Id) {
+    /// Waits for the exit of a running container, which the shim keeps until then. That it
+    /// has started is told before its end can be.
+    fn watch_exit(&self, id: Id, started: Option<Arc<ContainerRecord>>) {
         let (shared, pod, me) = (Arc::clone(&self.shared), Arc::clone(&self.pod), self.me.clone());
         self.shared.tasks.spawn(async move {
             let stop = shared.stop.clone();
+            if let Some(started) = started {
+                shared.plugins.post_start(&shared, &started).await;
+            }
             tokio::select! {
                 news = exit_news(&shared, &pod, id) => if let Some(news) = news {
                     report(&me, news).await;
@@ -322,6 +360,21 @@ impl Owner {
                 () = stop.cancelled() => {}
             }
         });
+    }
+
+    /// Its end is on record: whoever waits for that hears of it, then plugins do.
+    fn tell_end(&self, container: Arc<ContainerRecord>) {
+        let id = container.id;
+        if let Some(slot) = self.slots.get(&id) {
+            slot.life.send_if_modified(|life| {
+                let new = *life < Life::Ended;
+                *life = (*life).max(Life::Ended);
+                new
+            });
+        }
+        let shared = Arc::clone(&self.shared);
+        let work = async move { shared.plugins.stop(&shared, &container).await };
+        self.child("tell plugins", work, move |told| News::StopTold { id, told });
     }
 
     fn watch_shim(&self, shim: &Shim) {

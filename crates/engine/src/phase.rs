@@ -6,7 +6,8 @@
 //!                └──> (undone)
 //!
 //! container:  making ──> created ──> starting ──> running ──> exited ──> (removed)
-//!                │                       └── start failed ───────┘
+//!                │          │            └── start failed ───────┤
+//!                │          └───── evicted ────────────────────┘
 //!                └──> (undone)                  unknown ──> exited
 //! ```
 //!
@@ -88,6 +89,8 @@ pub enum Reason {
     Error,
     OOMKilled,
     StartError,
+    /// A plugin wanted it gone.
+    Evicted,
     /// The shim died and the kernel could not tell the code either.
     ShimLost,
     Unknown,
@@ -95,6 +98,8 @@ pub enum Reason {
 
 /// The code of a container that could not be started.
 pub const START_ERROR_CODE: i32 = 128;
+/// The code of a container that was killed, as shells tell it.
+pub const KILLED_CODE: i32 = 137;
 /// The code of a container whose end nobody saw.
 pub const UNKNOWN_CODE: i32 = 255;
 
@@ -119,6 +124,10 @@ pub(crate) enum ContainerEvent {
         code: i32,
         at: Timestamp,
         oom: bool,
+    },
+    /// It is not to be started any more.
+    Evicted {
+        at: Timestamp,
     },
     /// Nobody can say how it ended.
     Vanished {
@@ -186,6 +195,9 @@ impl ContainerPhase {
                     reason: Reason::StartError,
                     message: message.clone(),
                 }))
+            }
+            (Self::Created, E::Evicted { at }) => {
+                Ok(Self::Exited(self.exited(KILLED_CODE, *at, Reason::Evicted)))
             }
             // Shims repeat an exit after a reconnect.
             (
@@ -260,6 +272,7 @@ impl Reason {
             Self::Error => "Error",
             Self::OOMKilled => "OOMKilled",
             Self::StartError => "StartError",
+            Self::Evicted => "Evicted",
             Self::ShimLost => "ShimLost",
             Self::Unknown => "Unknown",
         }
@@ -329,6 +342,8 @@ mod tests {
         check(&[E::Made, E::Starting, E::StartFailed { at: T, message: "x".into() }], "exited");
         check(&[E::Made, E::Starting, started(), E::Doubt], "unknown");
         check(&[E::Made, E::Starting, started(), E::Doubt, exit(0, false)], "exited");
+        check(&[E::Made, E::Evicted { at: T }], "exited");
+        check(&[E::Made, E::Evicted { at: T }, E::Remove], "being removed");
         check(&[E::Made, E::Remove], "being removed");
         check(
             &[E::Made, exit(0, false)],

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use store::Record;
 
 use crate::{
-    phase::{ContainerPhase, PodPhase},
+    phase::{ContainerEvent, ContainerPhase, Illegal, PodPhase, Reason},
     request::{NewContainer, PodNamespace, PodRequest},
 };
 
@@ -49,6 +49,12 @@ pub struct ContainerRecord {
     pub log_path: Option<PathBuf>,
     /// Filled in when the spec is made.
     pub made: Made,
+    /// Plugins know that it has ended.
+    #[serde(default)]
+    pub stop_told: bool,
+    /// A plugin wants it gone, and why.
+    #[serde(default)]
+    pub evicted: Option<String>,
 }
 
 /// What the image was when the container was created; it may be gone by now.
@@ -79,6 +85,9 @@ pub struct Made {
     pub cgroup_path: String,
     /// Images that are mounted: which of the request's mounts, and what its image was.
     pub images: BTreeMap<usize, MountedImage>,
+    /// Classes that plugins gave it, by name.
+    pub block_io_class: Option<String>,
+    pub rdt_class: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -101,6 +110,16 @@ impl PodRecord {
 }
 
 impl ContainerRecord {
+    /// As it is after `event`. One that was evicted ended for that reason, however it did.
+    pub(crate) fn on(&self, event: &ContainerEvent) -> Result<Self, Illegal> {
+        let mut phase = self.phase.on(event)?;
+        if let (ContainerPhase::Exited(how), Some(why)) = (&mut phase, &self.evicted) {
+            how.reason = Reason::Evicted;
+            how.message.clone_from(why);
+        }
+        Ok(Self { phase, ..self.clone() })
+    }
+
     pub fn is_visible(&self) -> bool {
         self.delivered && self.phase.is_made()
     }

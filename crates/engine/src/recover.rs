@@ -14,7 +14,7 @@ use crate::{
     container::MakeContainer,
     controller::{Controller, Own},
     error::Result,
-    owner::{Begin, Owner},
+    owner::{Begin, Owner, Turn},
     phase::{ContainerEvent, ContainerPhase, PodEvent, PodPhase, Reason},
     pod::MakePod,
     record::{ContainerRecord, PodRecord},
@@ -37,7 +37,6 @@ pub(crate) async fn recover(shared: &Arc<Shared>) {
         });
     }
     while work.join_next().await.is_some() {}
-    forget_orphans(shared).await;
 }
 
 async fn recover_pod(shared: &Arc<Shared>, pod: Arc<PodRecord>) -> Result<()> {
@@ -88,11 +87,7 @@ async fn undo_container(
     container: &ContainerRecord,
     step: &str,
 ) -> Result<()> {
-    let mut plan = MakeContainer {
-        shared: Arc::clone(shared),
-        pod: Arc::clone(pod),
-        container: container.clone(),
-    };
+    let mut plan = MakeContainer::new(shared, pod, container.clone(), Turn::default());
     match steps::undo_from(&mut plan, step).await.into_iter().next() {
         Some(error) => Err(error),
         None => shared.containers.delete(&container.id).await.map(drop).map_err(Into::into),
@@ -202,13 +197,12 @@ async fn advance(
     container: &ContainerRecord,
     event: &ContainerEvent,
 ) -> Result<()> {
-    let phase = container.phase.on(event)?;
-    shared.containers.put(ContainerRecord { phase, ..container.clone() }).await?;
+    shared.containers.put(container.on(event)?).await?;
     Ok(())
 }
 
-/// Containers whose pod is not on record belong to nobody.
-async fn forget_orphans(shared: &Arc<Shared>) {
+/// Containers whose pod is not on record belong to nobody. Plugins hear of their end.
+pub(crate) async fn forget_orphans(shared: &Arc<Shared>) {
     for container in shared.containers.list() {
         if shared.pods.get(&container.pod).is_some() {
             continue;

@@ -52,8 +52,10 @@ pub(crate) fn container_record(request: NewContainer) -> ContainerRecord {
             stop_signal: "SIGQUIT".into(),
             resources: request.container.resources.clone(),
             cgroup_path: "/kubepods/x".into(),
-            images: BTreeMap::new(),
+            ..Made::default()
         },
+        stop_told: false,
+        evicted: None,
         request,
     }
 }

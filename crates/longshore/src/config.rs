@@ -11,6 +11,7 @@
 mod cni;
 mod file;
 mod keys;
+mod nri;
 mod sample;
 mod settings;
 
@@ -25,6 +26,8 @@ use std::{
 use base::Span;
 pub use cni::Cni;
 pub use file::{ConfigError, load};
+pub use nri::Nri;
+use nri::NriConfig;
 pub use sample::sample;
 use settings::settings;
 use telemetry::logs::{Format, Level};
@@ -99,18 +102,6 @@ settings! {
 }
 
 settings! {
-    /// Node Resource Interface: plugins.
-    NriConfig {
-        /// Where external plugins connect.
-        socket: Option<PathBuf> => "\"/var/run/nri/nri.sock\"";
-        /// Plugins that the daemon launches.
-        plugin_dir: Option<PathBuf> => "\"/opt/nri/plugins\"";
-        /// Their configuration, one file per plugin.
-        plugin_config_dir: Option<PathBuf> => "\"/etc/nri/conf.d\"";
-    }
-}
-
-settings! {
     /// Container Network Interface: the network of pods.
     CniConfig {
         /// Network configurations; the first by name is used. Watched.
@@ -172,13 +163,6 @@ pub struct Settings {
     pub registry_config_dir: PathBuf,
 }
 
-#[derive(Clone, Debug, PartialEq)]
-pub struct Nri {
-    pub socket: PathBuf,
-    pub plugin_dir: PathBuf,
-    pub plugin_config_dir: PathBuf,
-}
-
 /// In the order in which they are tried as the default.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Handlers {
@@ -225,7 +209,7 @@ impl Config {
                 "metrics.sock",
             )?,
             metrics_tcp: self.metrics.tcp.as_deref().map(tcp_address).transpose()?,
-            nri: self.check_nri(&place)?,
+            nri: self.nri.check(&place)?,
             cni: self.check_cni(&place)?,
             registry_config_dir: place.dir(
                 "registry.config_dir",
@@ -238,26 +222,6 @@ impl Config {
         };
         settings.sockets_differ()?;
         Ok(settings)
-    }
-
-    fn check_nri(&self, place: &Place<'_>) -> Result<Nri, ConfigError> {
-        let shared = PathBuf::from("/var/run/nri/nri.sock");
-        let socket = self.nri.socket.as_ref().or((!place.own_state).then_some(&shared));
-        Ok(Nri {
-            socket: place.socket("nri.socket", socket, "nri.sock")?,
-            plugin_dir: place.dir(
-                "nri.plugin_dir",
-                self.nri.plugin_dir.as_ref(),
-                "/opt/nri/plugins",
-                "nri/plugins",
-            )?,
-            plugin_config_dir: place.dir(
-                "nri.plugin_config_dir",
-                self.nri.plugin_config_dir.as_ref(),
-                "/etc/nri/conf.d",
-                "nri/conf.d",
-            )?,
-        })
     }
 
     fn check_handlers(&self) -> Result<Handlers, ConfigError> {
@@ -304,7 +268,6 @@ impl Settings {
             ("docker.socket", self.docker_socket != new.docker_socket),
             ("metrics.socket", self.metrics_socket != new.metrics_socket),
             ("metrics.tcp", self.metrics_tcp != new.metrics_tcp),
-            ("nri", self.nri != new.nri),
             ("cni", self.cni != new.cni),
             ("registry.config_dir", self.registry_config_dir != new.registry_config_dir),
         ];
@@ -317,7 +280,7 @@ impl Settings {
             ("cri.socket", &self.cri_socket),
             ("docker.socket", &self.docker_socket),
             ("metrics.socket", &self.metrics_socket),
-            ("nri.socket", &self.nri.socket),
+            ("nri.socket", self.nri.socket()),
         ];
         for (i, (key, path)) in sockets.iter().enumerate() {
             if let Some((other, _)) = sockets[..i].iter().find(|(_, taken)| taken == path) {
@@ -494,9 +457,9 @@ mod tests {
             &settings.cri_socket,
             &settings.docker_socket,
             &settings.metrics_socket,
-            &settings.nri.socket,
-            &settings.nri.plugin_dir,
-            &settings.nri.plugin_config_dir,
+            settings.nri.socket(),
+            &settings.nri.settings.plugin_dirs[0],
+            &settings.nri.settings.config_dirs[0],
             &settings.cni.conf_dir,
             &settings.cni.netns_dir,
             &settings.registry_config_dir,

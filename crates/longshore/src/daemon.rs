@@ -24,7 +24,10 @@ use front_admin::{Admin, Paths, Streams};
 use parts::Parts;
 use serve::Protocol;
 use store::Store;
-use telemetry::{logs::Logs, metrics::Exposition};
+use telemetry::{
+    logs::Logs,
+    metrics::{Exposition, Registry},
+};
 use tokio::{
     net::{TcpListener, UnixListener},
     signal::unix::{Signal, SignalKind, signal},
@@ -57,6 +60,20 @@ struct Listeners {
     metrics_tcp: Option<TcpListener>,
 }
 
+/// What is counted by parts that are opened after the metrics are served.
+struct Counters {
+    engine: Metrics,
+    nri: engine::nri::Metrics,
+}
+
+impl Counters {
+    fn register(registry: &mut Registry) -> Self {
+        let nri = engine::nri::Metrics::default();
+        nri.register(registry);
+        Self { engine: Metrics::register(registry), nri }
+    }
+}
+
 impl Daemon {
     /// Returns when the daemon serves. Not cancel safe.
     pub async fn start(settings: Settings) -> anyhow::Result<Self> {
@@ -65,7 +82,7 @@ impl Daemon {
 
         let mut registry =
             telemetry::metrics::registry(VERSION, jiff::Timestamp::now().as_second());
-        let metrics = Metrics::register(&mut registry);
+        let counters = Counters::register(&mut registry);
         let slot = front_cri::Slot::default();
         let mut parts = Parts::default();
         let streams = Streams::new(parts.stop_token());
@@ -87,7 +104,7 @@ impl Daemon {
             }
         };
         watch_store(&mut parts, &store);
-        match open_engine(&settings, &store, metrics).await {
+        match open_engine(&settings, &store, counters).await {
             Ok(engine) => {
                 slot.fill(Arc::clone(&engine));
                 let mut daemon = Self { settings, parts, engine, store, sockets, ground };
@@ -118,7 +135,7 @@ impl Daemon {
                 error = self.parts.failed() => break Some(error),
                 _ = signals.terminate.recv() => break None,
                 _ = signals.interrupt.recv() => break None,
-                _ = signals.hangup.recv() => self.reload(logs.as_ref(), &reread),
+                _ = signals.hangup.recv() => self.reload(logs.as_ref(), &reread).await,
             }
         };
         notify(&[sd_notify::NotifyState::Stopping]);
@@ -148,7 +165,11 @@ impl Daemon {
     }
 
     /// All or nothing: a broken file changes nothing.
-    fn reload(&mut self, logs: Option<&Logs>, reread: impl Fn() -> Result<Settings, ConfigError>) {
+    async fn reload(
+        &mut self,
+        logs: Option<&Logs>,
+        reread: impl Fn() -> Result<Settings, ConfigError>,
+    ) {
         let now = sd_notify::NotifyState::monotonic_usec_now();
         let mut states = vec![sd_notify::NotifyState::Reloading];
         states.extend(now);
@@ -163,6 +184,11 @@ impl Daemon {
                     tracing::warn!(key, "changed, but takes effect only after a restart");
                 }
                 self.settings.log_level = new.log_level;
+                if let Err(error) = self.engine.reload_plugins(new.nri.settings.clone()).await {
+                    tracing::error!(error = %base::Chain(&error), "plugins not reloaded");
+                } else {
+                    self.settings.nri = new.nri;
+                }
                 tracing::info!(log_level = %self.settings.log_level, "configuration reloaded");
             }
         }
@@ -174,17 +200,17 @@ impl Daemon {
 async fn open_engine(
     settings: &Settings,
     store: &Store,
-    metrics: Metrics,
+    counters: Counters,
 ) -> anyhow::Result<Arc<Engine>> {
     let looked = settings.clone();
-    let config = tokio::task::spawn_blocking(move || engine_config(&looked, metrics)).await??;
+    let config = tokio::task::spawn_blocking(move || engine_config(&looked, counters)).await??;
     let mut content = ContentConfig::new(settings.root.join("content"));
     content.registry.hosts_dirs = vec![settings.registry_config_dir.clone()];
     let images = Images::open(&settings.root, content, store).await?;
     Ok(Arc::new(Engine::open_with_images(config, store.clone(), Arc::new(images)).await?))
 }
 
-fn engine_config(settings: &Settings, metrics: Metrics) -> anyhow::Result<EngineConfig> {
+fn engine_config(settings: &Settings, counters: Counters) -> anyhow::Result<EngineConfig> {
     let cgroup_driver = handlers::cgroup_driver(settings);
     Ok(EngineConfig {
         root: settings.root.clone(),
@@ -199,7 +225,8 @@ fn engine_config(settings: &Settings, metrics: Metrics) -> anyhow::Result<Engine
         limits: Limits::default(),
         max_log_line: MAX_LOG_LINE,
         event_discard_age: settings.event_discard_age,
-        metrics,
+        metrics: counters.engine,
+        plugins: engine::PluginsConfig { metrics: counters.nri, ..settings.nri.engine() },
     })
 }
 

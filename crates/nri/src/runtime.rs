@@ -200,6 +200,16 @@ impl Nri {
         Ok(Self { shared: Arc::new(shared) })
     }
 
+    /// Counts in these, which may be registered before there is an `Nri`. Before anything
+    /// else is done with it: what others share keeps its own.
+    #[must_use]
+    pub fn with_metrics(mut self, metrics: Metrics) -> Self {
+        if let Some(shared) = Arc::get_mut(&mut self.shared) {
+            shared.metrics = metrics;
+        }
+        self
+    }
+
     pub fn metrics(&self) -> &Metrics {
         &self.shared.metrics
     }

@@ -15,6 +15,9 @@ pub struct Abilities {
     pub hugepages: bool,
     pub unified: bool,
     pub net_devices: bool,
+    pub io_priority: bool,
+    pub scheduler: bool,
+    pub memory_policy: bool,
 }
 
 /// All.
@@ -32,6 +35,9 @@ impl Default for Abilities {
             hugepages: true,
             unified: true,
             net_devices: true,
+            io_priority: true,
+            scheduler: true,
+            memory_policy: true,
         }
     }
 }
@@ -48,6 +54,7 @@ impl Abilities {
         let known = |path: &str| says(path) == Some(true);
         let not_denied = |path: &str| says(path) != Some(false);
         let options = features.and_then(|f| f.pointer("/mountOptions")).and_then(Value::as_array);
+        let version = features.and_then(|f| f.pointer("/ociVersionMax")).and_then(Value::as_str);
         let idmap = known("/linux/mountExtensions/idmap/enabled");
         Self {
             user_namespaces: idmap,
@@ -61,7 +68,23 @@ impl Abilities {
             swappiness: true,
             hugepages: true,
             unified: true,
+            io_priority: version.is_some_and(|version| is_since(version, (1, 1))),
+            scheduler: version.is_some_and(|version| is_since(version, (1, 1))),
+            memory_policy: features.is_some_and(|f| f.pointer("/linux/memoryPolicy").is_some()),
         }
+    }
+}
+
+/// Whether a version of the specification, `1.2.0+dev`, is this one or later. What was made
+/// on the way to a version (`1.1.0-rc.1`) is not yet it.
+fn is_since(version: &str, wanted: (u32, u32)) -> bool {
+    let release = version.split('+').next().unwrap_or_default();
+    let mut numbers = release.split(['.', '-']).map(|part| part.parse::<u32>());
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => {
+            (major, minor) > wanted || ((major, minor) == wanted && !release.contains('-'))
+        }
+        _ => false,
     }
 }
 
@@ -74,17 +97,26 @@ mod tests {
     #[test]
     fn silence_is_old_age() {
         let old = Abilities::of_features(None);
-        let new =
-            [old.user_namespaces, old.idmapped_mounts, old.recursive_readonly, old.net_devices];
-        assert_eq!(new, [false; 4]);
+        let new = [
+            old.user_namespaces,
+            old.idmapped_mounts,
+            old.recursive_readonly,
+            old.net_devices,
+            old.io_priority,
+            old.scheduler,
+            old.memory_policy,
+        ];
+        assert_eq!(new, [false; 7]);
         assert!(old.seccomp && old.apparmor && old.selinux && old.hugepages && old.unified);
     }
 
     #[test]
     fn an_answer_is_believed() {
         let features = json!({
+            "ociVersionMax": "1.2.0",
             "mountOptions": ["ro", "rro"],
             "linux": {
+                "memoryPolicy": { "modes": [] },
                 "mountExtensions": { "idmap": { "enabled": true } },
                 "seccomp": { "enabled": false },
                 "apparmor": { "enabled": true },
@@ -95,5 +127,15 @@ mod tests {
         assert_eq!(Abilities::of_features(Some(&features)), want);
         let odd = json!({ "mountOptions": 1, "linux": [] });
         assert_eq!(Abilities::of_features(Some(&odd)), Abilities::of_features(None));
+    }
+
+    #[test]
+    fn what_came_with_a_version_is_there_since() {
+        for version in ["1.1.0", "1.2.0+dev", "1.2.1-dev", "2.0"] {
+            assert!(is_since(version, (1, 1)), "{version}");
+        }
+        for version in ["1.0.2-dev", "1.1.0-rc.1", "1", "", "new"] {
+            assert!(!is_since(version, (1, 1)), "{version}");
+        }
     }
 }

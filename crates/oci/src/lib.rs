@@ -14,6 +14,7 @@
 //! [`image_volumes`].
 
 mod abilities;
+mod adjusted;
 mod annotations;
 mod builder;
 mod capabilities;
@@ -23,6 +24,7 @@ mod devices;
 mod error;
 mod facts;
 mod json;
+mod linux;
 mod mounts;
 mod namespaces;
 mod process;
@@ -35,6 +37,7 @@ mod sysctl;
 mod user;
 
 pub use abilities::Abilities;
+pub use adjusted::check_adjusted;
 pub use builder::{Built, Inputs, build};
 pub use cgroup::{CgroupPath, container_cgroup_path, pod_cgroup_path};
 pub use devices::device_paths;
@@ -45,9 +48,10 @@ pub use facts::{
     PrivilegedDevices, SelinuxLabels, SourceFacts, SourcePropagation,
 };
 pub use json::to_json;
+pub use linux::{from_linux, resources_of, to_linux, update_linux};
 pub use mounts::image_volumes;
 pub use namespaces::check_mappings;
-pub use oci_spec::runtime::{LinuxBlockIo, LinuxResources, Process, Spec};
+pub use oci_spec::runtime::{LinuxBlockIo, LinuxIntelRdt, LinuxResources, Process, Spec};
 pub use process::exec_process;
 pub use request::{
     BlockIo, CapabilityRequest, ConsoleSize, ContainerRequest, DeviceKind, DeviceRate,
@@ -56,7 +60,7 @@ pub use request::{
     Profile, Propagation, Resources, Rlimit, SecurityRequest, SelinuxRequest, UserNamespace,
     UserRef, UserRequest,
 };
-pub use resources::{Ignored, Limits, Updated, resources_of, update};
+pub use resources::{Ignored, Limits, Updated, update};
 pub use seccomp::{SeccompError, SeccompProfile, Subject};
 pub use security::check_selinux;
 pub use signal::{Signal, SignalError};

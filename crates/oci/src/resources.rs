@@ -12,7 +12,7 @@ use oci_spec::runtime::{
 use crate::{
     error::{OciError, Result},
     facts::{CgroupVersion, HandlerFacts, HostFacts, Policy},
-    request::{BlockIo, DeviceRate, DeviceWeight, HugepageLimit, Resources},
+    request::{BlockIo, DeviceRate, DeviceWeight, Resources},
 };
 
 /// Part of a request that has no effect here, and why. For a log line, not for a decision.
@@ -54,44 +54,6 @@ pub fn update(spec: &mut Spec, asked: &Resources, limits: Limits<'_>) -> Result<
     Ok(Updated { resources, ignored })
 }
 
-/// What a spec says, in the words of a request: for a status.
-pub fn resources_of(spec: &Spec) -> Resources {
-    let mut resources = Resources {
-        oom_score_adj: spec.process().as_ref().and_then(|process| process.oom_score_adj()),
-        ..Resources::default()
-    };
-    let linux = spec.linux().as_ref().and_then(|linux| linux.resources().as_ref());
-    let Some(linux) = linux else { return resources };
-    if let Some(cpu) = linux.cpu() {
-        resources.cpu_shares = cpu.shares();
-        resources.cpu_quota = cpu.quota();
-        resources.cpu_period = cpu.period();
-        resources.cpu_realtime_runtime = cpu.realtime_runtime();
-        resources.cpu_realtime_period = cpu.realtime_period();
-        resources.cpuset_cpus.clone_from(cpu.cpus());
-        resources.cpuset_mems.clone_from(cpu.mems());
-    }
-    if let Some(memory) = linux.memory() {
-        resources.memory_limit = memory.limit();
-        resources.memory_reservation = memory.reservation();
-        resources.memory_swap = memory.swap();
-        resources.memory_swappiness = memory.swappiness();
-        resources.oom_kill_disable = memory.disable_oom_killer();
-    }
-    resources.pids_limit = linux.pids().map(|pids| pids.limit());
-    let hugepages = linux.hugepage_limits().iter().flatten().map(|limit| HugepageLimit {
-        page_size: limit.page_size().clone(),
-        limit: u64::try_from(limit.limit()).unwrap_or(0),
-    });
-    resources.hugepages = hugepages.collect();
-    resources.unified = linux.unified().iter().flatten().map(owned).collect();
-    resources
-}
-
-fn owned((key, value): (&String, &String)) -> (String, String) {
-    (key.clone(), value.clone())
-}
-
 pub(crate) fn apply(
     resources: &mut LinuxResources,
     asked: &Resources,
@@ -122,7 +84,7 @@ impl Limits<'_> {
         Err(OciError::Host { field: field.to_owned(), what })
     }
 
-    fn unable(&self, field: &str) -> OciError {
+    pub(crate) fn unable(&self, field: &str) -> OciError {
         OciError::Unable { field: field.to_owned(), handler: self.handler.name.clone() }
     }
 }
@@ -373,7 +335,7 @@ fn unified(resources: &mut LinuxResources, asked: &Resources, limits: Limits<'_>
     Ok(())
 }
 
-fn block_io(asked: &BlockIo) -> Result<LinuxBlockIo> {
+pub(crate) fn block_io(asked: &BlockIo) -> Result<LinuxBlockIo> {
     if let Some(weight) = asked.weight {
         check_range("resources.block_io.weight", i64::from(weight), 10, 1000)?;
     }

@@ -4,8 +4,10 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use base::Id;
 use oci::{
-    ContainerRequest, IdMappings, NamespaceMode, NamespacePaths, PodFacts, PodFiles, UserNamespace,
+    ContainerRequest, IdMappings, NamespaceMode, NamespacePaths, PodFacts, PodFiles, Spec,
+    UserNamespace,
 };
+use tokio::sync::OwnedMutexGuard;
 
 use super::{
     facts::{self, Known},
@@ -14,6 +16,7 @@ use super::{
 use crate::{
     error::Result,
     files::{blocking, make_dir, remove_dir, write},
+    owner::Turn,
     phase::ContainerEvent,
     pod::files::root_of,
     record::{ContainerRecord, Made, PodRecord},
@@ -30,21 +33,40 @@ pub(crate) enum Step {
     Rootfs,
     Volumes,
     Spec,
+    /// Plugins are asked, and what they make of the spec is written.
+    Plugins,
 }
 
 /// Works on a record that nobody else writes while it is being made.
 #[derive(Debug)]
 pub(crate) struct MakeContainer {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) pod: Arc<PodRecord>,
+    pod: Arc<PodRecord>,
     pub(crate) container: ContainerRecord,
+    spec: Option<Box<Spec>>,
+    turn: Turn,
+    /// From asking plugins to the end: once they know it they may change its limits.
+    held: Option<OwnedMutexGuard<()>>,
+}
+
+impl MakeContainer {
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        pod: &Arc<PodRecord>,
+        container: ContainerRecord,
+        turn: Turn,
+    ) -> Self {
+        let (shared, pod) = (Arc::clone(shared), Arc::clone(pod));
+        Self { shared, pod, container, spec: None, turn, held: None }
+    }
 }
 
 impl Plan for MakeContainer {
     type Step = Step;
 
     const OPERATION: &'static str = "create-container";
-    const STEPS: &'static [Step] = &[Step::Directory, Step::Rootfs, Step::Volumes, Step::Spec];
+    const STEPS: &'static [Step] =
+        &[Step::Directory, Step::Rootfs, Step::Volumes, Step::Spec, Step::Plugins];
 
     fn name(step: Step) -> &'static str {
         match step {
@@ -52,6 +74,7 @@ impl Plan for MakeContainer {
             Step::Rootfs => "rootfs",
             Step::Volumes => "volumes",
             Step::Spec => "spec",
+            Step::Plugins => "plugins",
         }
     }
 
@@ -91,8 +114,14 @@ impl Plan for MakeContainer {
                     .await
             }
             Step::Spec => {
-                self.container.made = self.blocking(make_spec).await?;
+                let (spec, made) = self.blocking(make_spec).await?;
+                self.container.made = made;
+                self.spec = Some(spec);
                 Ok(())
+            }
+            Step::Plugins => {
+                self.held = Some(Arc::clone(&self.turn).lock_owned().await);
+                self.ask_plugins().await
             }
         }
     }
@@ -116,8 +145,12 @@ impl Plan for MakeContainer {
                 self.shared.storage.release(self.container.id, target).await
             }
             Step::Volumes => give_back_volumes(&self.shared, &self.container).await,
-            // It lies in the directory.
             Step::Spec => Ok(()),
+            // What was written lies in the directory.
+            Step::Plugins => {
+                self.shared.plugins.undo_container(&self.shared, &self.container).await;
+                Ok(())
+            }
         }
     }
 }
@@ -141,6 +174,31 @@ impl MakeContainer {
             mapping: mapping(&self.pod),
         })
     }
+
+    /// Writes config.json as plugins want it, and says what came of it.
+    async fn ask_plugins(&mut self) -> Result<()> {
+        let spec = *self.spec.take().expect("the step before makes it");
+        let (shared, pod) = (&self.shared, &self.pod);
+        let created = shared.plugins.create(shared, pod, &self.container, spec.clone()).await?;
+        let mut adjusted = created.spec;
+        let handler = shared.handler(&pod.handler)?;
+        let config = &shared.config;
+        let limits =
+            oci::Limits { host: &config.host, handler: &handler.facts, policy: &config.policy };
+        for ignored in oci::check_adjusted(&spec, &mut adjusted, limits)? {
+            tracing::info!(container = %self.container.id, field = ignored.field, why = ignored.why,
+                "asked for by a plugin, and without effect");
+        }
+        let json = oci::to_json(&adjusted).expect("a spec is JSON");
+        let path = shared.layout.spec(&pod.id, &self.container.id);
+        blocking(move || write(&path, &json, 0o600)).await?;
+        let made = &mut self.container.made;
+        made.resources = oci::resources_of(&adjusted);
+        made.cgroup_path = cgroup_path(&adjusted);
+        made.block_io_class = created.block_io_class.filter(|class| !class.is_empty());
+        made.rdt_class = created.rdt_class.filter(|class| !class.is_empty());
+        Ok(())
+    }
 }
 
 /// What the image calls volumes, each with the directory that stands for it; makes those that
@@ -162,8 +220,17 @@ pub(crate) async fn give_back_volumes(shared: &Shared, container: &ContainerReco
     blocking(move || remove_dir(&dir)).await
 }
 
-/// Writes config.json and says what came of it. Blocking.
-fn make_spec(shared: &Shared, pod: &PodRecord, container: &ContainerRecord) -> Result<Made> {
+fn cgroup_path(spec: &Spec) -> String {
+    let path = spec.linux().as_ref().and_then(|linux| linux.cgroups_path().clone());
+    path.unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// The spec that was asked for, and what came of it. Blocking.
+fn make_spec(
+    shared: &Shared,
+    pod: &PodRecord,
+    container: &ContainerRecord,
+) -> Result<(Box<Spec>, Made)> {
     let handler = shared.handler(&pod.handler)?;
     let request = &effective(pod, &container.request.container);
     let cdi = oci::cdi::Registry::default();
@@ -188,18 +255,17 @@ fn make_spec(shared: &Shared, pod: &PodRecord, container: &ContainerRecord) -> R
         policy: &shared.config.policy,
         cdi: &cdi,
     })?;
-    let json = oci::to_json(&built.spec).expect("a spec is JSON");
-    write(&shared.layout.spec(&pod.id, &container.id), &json, 0o600)?;
-    let cgroup = built.spec.linux().as_ref().and_then(|linux| linux.cgroups_path().clone());
-    Ok(Made {
+    let made = Made {
         uid: built.user.uid,
         gid: built.user.gid,
         groups: built.user.groups.clone(),
         stop_signal: built.stop_signal.to_string(),
         resources: oci::resources_of(&built.spec),
-        cgroup_path: cgroup.unwrap_or_default().to_string_lossy().into_owned(),
+        cgroup_path: cgroup_path(&built.spec),
         images: container.made.images.clone(),
-    })
+        ..Made::default()
+    };
+    Ok((Box::new(built.spec), made))
 }
 
 /// What the request means in this pod. Clients leave the PID namespace unset, which reads

@@ -10,7 +10,7 @@ use crate::{
 };
 
 pub(crate) const OPERATION: &str = "remove-container";
-pub(crate) const STAGES: [&str; 3] = ["release", "record", "forgotten"];
+pub(crate) const STAGES: [&str; 4] = ["plugins", "release", "record", "forgotten"];
 
 /// Gives back what it holds; its record stays. Idempotent.
 pub(crate) async fn release(shared: &Shared, container: &ContainerRecord) -> Result<()> {
@@ -32,10 +32,12 @@ pub(crate) async fn release(shared: &Shared, container: &ContainerRecord) -> Res
 pub(crate) async fn remove(shared: Arc<Shared>, container: Arc<ContainerRecord>) -> Result<()> {
     let stage = shared.stages.enter(container.id, OPERATION);
     stage.at(STAGES[0]);
-    release(&shared, &container).await?;
+    shared.plugins.remove(&shared, &container).await?;
     stage.at(STAGES[1]);
-    shared.containers.delete(&container.id).await?;
+    release(&shared, &container).await?;
     stage.at(STAGES[2]);
+    shared.containers.delete(&container.id).await?;
+    stage.at(STAGES[3]);
     shared.container_names.release(&container.name, container.id);
     Ok(())
 }

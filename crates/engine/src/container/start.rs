@@ -4,15 +4,12 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use shim_client::{CreateTask, LogFormat, LogTarget, Shim, ShimError, Stdio};
+use tokio_util::sync::CancellationToken;
 
-use crate::{
-    error::{EngineError, Result},
-    record::ContainerRecord,
-    shared::Shared,
-};
+use crate::{error::Result, owner::Turn, record::ContainerRecord, shared::Shared};
 
 pub(crate) const OPERATION: &str = "start-container";
-pub(crate) const STAGES: [&str; 3] = ["create-task", "start-task", "started"];
+pub(crate) const STAGES: [&str; 4] = ["create-task", "plugins", "start-task", "started"];
 
 /// A process that runs.
 #[derive(Clone, Copy, Debug)]
@@ -21,27 +18,50 @@ pub(crate) struct Started {
     pub(crate) at: Timestamp,
 }
 
-/// Creates the task and starts it; a task that cannot be started is deleted again.
-pub(crate) async fn start(shared: Arc<Shared>, container: Arc<ContainerRecord>) -> Result<Started> {
+/// Creates the task, asks plugins and starts it; a task that is not started is deleted again.
+pub(crate) async fn start(
+    shared: Arc<Shared>,
+    container: Arc<ContainerRecord>,
+    turn: Turn,
+    evicted: CancellationToken,
+) -> Result<Started> {
     let stage = shared.stages.enter(container.id, OPERATION);
     let shim = shared.shim(container.pod)?;
     let id = container.id.as_str();
     stage.at(STAGES[0]);
-    match shim.create(task(&shared, &container)).await {
-        // Of an earlier attempt that was cut off; nobody has started it.
-        Err(ShimError::Refused { kind: base::Kind::AlreadyExists, .. }) => {}
-        created => drop(created?),
-    }
-    stage.at(STAGES[1]);
-    match shim.start(id).await {
+    let pid = create(&shared, &shim, &container, &turn).await?;
+    let started = async {
+        stage.at(STAGES[1]);
+        shared.plugins.start(&shared, &container, pid, &evicted).await?;
+        stage.at(STAGES[2]);
+        Ok(shim.start(id).await?)
+    };
+    match started.await {
         Ok(pid) => {
-            stage.at(STAGES[2]);
+            stage.at(STAGES[3]);
             Ok(Started { pid, at: Timestamp::now() })
         }
         Err(error) => {
             discard(&shim, id).await;
-            Err(EngineError::from(error))
+            Err(error)
         }
+    }
+}
+
+/// The task, whose process does not run yet. Limits do not change while the spec is read.
+async fn create(
+    shared: &Shared,
+    shim: &Shim,
+    container: &ContainerRecord,
+    turn: &Turn,
+) -> Result<u32> {
+    let _turn = turn.lock().await;
+    match shim.create(task(shared, container)).await {
+        // Of an earlier attempt that was cut off; nobody has started it.
+        Err(ShimError::Refused { kind: base::Kind::AlreadyExists, .. }) => {
+            Ok(shim.state(container.id.as_str()).await?.pid)
+        }
+        created => Ok(created?),
     }
 }
 

@@ -148,6 +148,8 @@ fn container(pod: Id) -> ContainerRecord {
         delivered: true,
         log_path: None,
         made: Made::default(),
+        stop_told: false,
+        evicted: None,
     }
 }
 

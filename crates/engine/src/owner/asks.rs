@@ -8,7 +8,7 @@ use oci::Resources;
 use tokio::sync::watch;
 
 use super::{
-    Ask, Begin, LAST_STARTS, News, Owner, Reply, StopWith,
+    Ask, Begin, LAST_STARTS, Life, News, Owner, Reply, StopWith,
     slot::{Slot, send},
 };
 use crate::{
@@ -58,6 +58,8 @@ impl Owner {
             ask @ (Ask::Start { .. } | Ask::Update { .. } | Ask::Remove { .. }) => {
                 self.exclusive(ask).await;
             }
+            Ask::Amend { id, resources, reply } => self.amend(id, *resources, reply),
+            Ask::Evict { id, reason, reply } => self.evict(id, reason, reply).await,
             Ask::Deliver { container, reply } => send(reply, self.deliver(container).await),
             ask @ Ask::UpdatePod { .. } => {
                 self.updates.queue.push_back(ask);
@@ -87,10 +89,16 @@ impl Owner {
         match self.new_record(id, name.clone(), request, image) {
             Ok(container) => {
                 let slot = Slot { busy: true, tell: Some(tell), ..Slot::default() };
+                let turn = Arc::clone(&slot.turn);
                 self.slots.insert(id, slot);
-                let (shared, pod) = (Arc::clone(&self.shared), Arc::clone(&self.pod));
-                let mut plan = MakeContainer { shared, pod, container };
-                let work = async move { Ok(steps::run(&mut plan).await) };
+                let mut plan = MakeContainer::new(&self.shared, &self.pod, container, turn);
+                let work = async move {
+                    let made = steps::run(&mut plan).await;
+                    if made.is_ok() {
+                        plan.shared.plugins.post_create(&plan.shared, &plan.container).await;
+                    }
+                    Ok(made)
+                };
                 self.child("create-container", work, move |done| News::ContainerMade {
                     id,
                     name,
@@ -129,6 +137,8 @@ impl Owner {
             delivered: false,
             log_path,
             made: Made::default(),
+            stop_told: false,
+            evicted: None,
         })
     }
 
@@ -165,7 +175,7 @@ impl Owner {
                 Ask::Remove { reply, .. } => self.remove(id, reply).await,
                 _ => {}
             },
-            None => refuse(ask, EngineError::NotFound { what: "container", id: id.to_string() }),
+            None => refuse(ask, no_container(id)),
         }
     }
 
@@ -175,10 +185,11 @@ impl Owner {
         }
     }
 
-    fn begin_work(&mut self, id: Id, reply: Option<Reply<()>>) {
+    fn begin_work(&mut self, id: Id, reply: Option<Reply<()>>) -> &Slot {
         let slot = self.slots.entry(id).or_default();
         slot.busy = true;
         slot.waiting = reply;
+        slot
     }
 
     async fn start(&mut self, id: Id, reply: Reply<()>) {
@@ -188,8 +199,10 @@ impl Owner {
         };
         match begun {
             Ok(container) => {
-                self.begin_work(id, Some(reply));
-                let work = container::start::start(Arc::clone(&self.shared), container);
+                let slot = self.begin_work(id, Some(reply));
+                let (turn, evicted) = (Arc::clone(&slot.turn), slot.evicted.clone());
+                let shared = Arc::clone(&self.shared);
+                let work = container::start::start(shared, container, turn, evicted);
                 self.child("start-container", work, move |started| News::Started { id, started });
             }
             Err(error) => send(reply, Err(error)),
@@ -211,8 +224,9 @@ impl Owner {
     fn update(&mut self, id: Id, resources: Resources, reply: Reply<()>) {
         match self.container(id) {
             Ok(container) => {
-                self.begin_work(id, Some(reply));
-                let work = container::update(Arc::clone(&self.shared), container, resources);
+                let turn = Arc::clone(&self.begin_work(id, Some(reply)).turn);
+                let shared = Arc::clone(&self.shared);
+                let work = container::limits::update(shared, container, resources, turn);
                 self.child("update-container", work, move |updated| News::Updated {
                     id,
                     updated: updated.map(Box::new),
@@ -254,6 +268,61 @@ impl Owner {
         self.child("update-pod", work, move |updated| News::PodUpdated { updated, reply });
     }
 
+    // === what plugins want ===
+
+    /// Beside any other work: that may be waiting for the very plugin that asks.
+    fn amend(&mut self, id: Id, resources: nri::Resources, reply: Reply<()>) {
+        let (container, turn) = match (self.container(id), self.slots.get(&id)) {
+            (Ok(container), Some(slot)) => (container, Arc::clone(&slot.turn)),
+            _ => return send(reply, Err(no_container(id))),
+        };
+        let shared = Arc::clone(&self.shared);
+        let work =
+            async move { container::limits::change(&shared, &container, &resources, &turn).await };
+        self.child("amend-container", work, move |amended| News::Amended {
+            id,
+            amended: amended.map(Box::new),
+            reply,
+        });
+    }
+
+    /// The reason is on record before the deed, so that it is told whoever sees the end.
+    async fn evict(&mut self, id: Id, reason: String, reply: Reply<Option<watch::Receiver<Life>>>) {
+        let Ok(container) = self.container(id) else {
+            return send(reply, Err(no_container(id)));
+        };
+        // Its creation is about to end.
+        if matches!(container.phase, ContainerPhase::Making { .. }) {
+            return self.queue(id, Ask::Evict { id, reason, reply });
+        }
+        if !container.phase.is_live() && container.phase != ContainerPhase::Created {
+            return send(reply, Ok(None));
+        }
+        let marked =
+            ContainerRecord { evicted: Some(reason), ..ContainerRecord::clone(&container) };
+        let ended = match self.shared.containers.put(marked).await {
+            Ok(_) => self.end_evicted(id, &container.phase).await,
+            Err(error) => Err(error.into()),
+        };
+        send(reply, ended);
+    }
+
+    async fn end_evicted(
+        &mut self,
+        id: Id,
+        phase: &ContainerPhase,
+    ) -> Result<Option<watch::Receiver<Life>>> {
+        if *phase == ContainerPhase::Created {
+            let ended = self.advance(id, &ContainerEvent::Evicted { at: Timestamp::now() }).await?;
+            self.tell_end(ended);
+            return Ok(None);
+        }
+        if let Some(slot) = self.slots.get(&id) {
+            slot.evicted.cancel();
+        }
+        self.signal(id, StopWith::Kill)
+    }
+
     // === signals ===
 
     pub(super) fn starting(&self, id: Id) -> bool {
@@ -266,12 +335,12 @@ impl Owner {
         &mut self,
         id: Id,
         with: StopWith,
-    ) -> Result<Option<watch::Receiver<bool>>> {
+    ) -> Result<Option<watch::Receiver<Life>>> {
         let container = self.container(id)?;
         let Some(slot) = self.slots.get_mut(&id).filter(|_| container.phase.is_live()) else {
             return Ok(None);
         };
-        let exited = slot.exited.subscribe();
+        let exited = slot.life.subscribe();
         let signal = match with {
             StopWith::Kill => SIGKILL,
             StopWith::Politeness if slot.signalled => return Ok(Some(exited)),
@@ -340,7 +409,7 @@ impl Owner {
         let live = self.slots.iter().filter(|(id, _)| {
             self.container(**id).is_ok_and(|container| container.phase.is_live())
         });
-        live.map(|(id, slot)| (id.to_string(), slot.exited.subscribe())).collect()
+        live.map(|(id, slot)| (id.to_string(), slot.life.subscribe())).collect()
     }
 
     pub(super) fn fail_end(&mut self, error: &EngineError) {
@@ -365,8 +434,13 @@ fn flatten<T>(
     done.unwrap_or_else(|error| Err(Box::new(steps::Failure { error, leftovers: Vec::new() })))
 }
 
+fn no_container(id: Id) -> EngineError {
+    EngineError::NotFound { what: "container", id: id.to_string() }
+}
+
 pub(super) fn refuse(ask: Ask, error: EngineError) {
     match ask {
+        Ask::Evict { reply, .. } => send(reply, Err(error)),
         Ask::Start { reply, .. } | Ask::Update { reply, .. } | Ask::Remove { reply, .. } => {
             send(reply, Err(error));
         }

@@ -4,16 +4,15 @@ use std::sync::Arc;
 
 use base::{Chain, Id, Kind};
 use jiff::Timestamp;
-use oci::Resources;
 use shim_client::{Buried, Exit, Shim, ShimError, TaskState};
 use store::{Record, Table};
 
 use super::{
-    Ask, FIRST_RETRY, News, Owner, Reply, doubled, report,
+    Ask, FIRST_RETRY, Life, News, Owner, Reply, doubled, report,
     slot::{Slot, send},
 };
 use crate::{
-    container::Started,
+    container::{Started, limits::Changed},
     controller::{Controller, Own},
     error::{EngineError, Result},
     phase::{ContainerEvent, ContainerPhase, PodEvent, PodPhase, Reason},
@@ -32,6 +31,10 @@ impl Owner {
             News::Exited { id, exit } => self.exited(id, exit).await,
             News::Vanished { id } => self.vanished(id, Reason::Unknown).await,
             News::Updated { id, updated } => self.updated(id, updated).await,
+            News::Amended { id, amended, reply } => {
+                super::slot::send(reply, self.save_limits(id, amended).await);
+            }
+            News::StopTold { id, told } => self.stop_told(id, told).await,
             News::Removed { id, removed } => self.removed(id, removed).await,
             News::ShimDied => self.shim_died().await,
             News::ShimAnswers { shim, tasks } => self.shim_answers(shim, &tasks).await,
@@ -134,8 +137,10 @@ impl Owner {
             },
         };
         let saved = self.advance(id, &event).await;
-        if started.is_ok() {
-            self.watch_exit(id);
+        match (&started, &saved) {
+            (Ok(_), saved) => self.watch_exit(id, saved.as_ref().ok().map(Arc::clone)),
+            (Err(_), Ok(ended)) => self.tell_end(Arc::clone(ended)),
+            (Err(_), Err(_)) => {}
         }
         let result = started.map(drop).and(saved.map(drop));
         if let Some(slot) = self.slots.get_mut(&id) {
@@ -147,14 +152,48 @@ impl Owner {
     async fn exited(&mut self, id: Id, exit: Exit) {
         let code = i32::try_from(exit.code).unwrap_or(crate::phase::UNKNOWN_CODE);
         let event = ContainerEvent::Exited { code, at: exit.at, oom: exit.oom };
-        if let Err(error) = self.advance(id, &event).await {
-            tracing::error!(container = %id, error = %Chain(&error), "record an exit: tried again");
-            return self.later(FIRST_RETRY, News::Exited { id, exit });
+        match self.advance(id, &event).await {
+            Ok(ended) => {
+                self.tell_end(ended);
+                self.collect(id);
+            }
+            Err(error) => {
+                let error = Chain(&error);
+                tracing::error!(container = %id, %error, "record an exit: tried again");
+                self.later(FIRST_RETRY, News::Exited { id, exit });
+            }
+        }
+    }
+
+    /// One that is not on its way out: whoever removes it deletes the record, and a late
+    /// word must not bring it back.
+    fn kept(&self, id: Id) -> Result<Arc<ContainerRecord>> {
+        let record = self.container(id)?;
+        let leaves = record.phase == ContainerPhase::Removing
+            || matches!(self.pod.phase, PodPhase::Removing);
+        if leaves {
+            return Err(EngineError::NotFound { what: "container", id: id.to_string() });
+        }
+        Ok(record)
+    }
+
+    /// On record, so that the next daemon does not tell it again.
+    async fn stop_told(&mut self, id: Id, told: Result<()>) {
+        if told.is_err() {
+            return;
+        }
+        if let Ok(record) = self.kept(id)
+            && !record.stop_told
+        {
+            let record = ContainerRecord { stop_told: true, ..ContainerRecord::clone(&record) };
+            if let Err(error) = self.shared.containers.put(record).await {
+                let error = EngineError::from(error);
+                tracing::warn!(container = %id, error = %Chain(&error), "record what plugins know");
+            }
         }
         if let Some(slot) = self.slots.get(&id) {
-            slot.exited.send_replace(true);
+            slot.life.send_replace(Life::Told);
         }
-        self.collect(id);
     }
 
     /// The exit is on record: the shim need not keep it any longer. Tried until it works.
@@ -178,20 +217,18 @@ impl Owner {
         });
     }
 
-    async fn updated(&mut self, id: Id, updated: Result<Box<Resources>>) {
-        let result = match updated {
-            Ok(resources) => self.save_resources(id, *resources).await,
-            Err(error) => Err(error),
-        };
+    async fn updated(&mut self, id: Id, updated: Result<Box<Changed>>) {
+        let result = self.save_limits(id, updated).await;
         if let Some(slot) = self.slots.get_mut(&id) {
             slot.answer(result);
         }
         self.work_done(id).await;
     }
 
-    async fn save_resources(&mut self, id: Id, resources: Resources) -> Result<()> {
-        let mut container = ContainerRecord::clone(&*self.container(id)?);
-        container.made.resources = resources;
+    async fn save_limits(&mut self, id: Id, changed: Result<Box<Changed>>) -> Result<()> {
+        let changed = changed?;
+        let mut container = ContainerRecord::clone(&*self.kept(id)?);
+        changed.put_into(&mut container.made);
         self.shared.containers.put(container).await?;
         Ok(())
     }
@@ -319,8 +356,12 @@ impl Owner {
         for container in self.shared.containers_of(self.pod.id) {
             let task = tasks.iter().find(|task| task.id == container.id.as_str());
             let Some(event) = crate::recover::told(&container.phase, task) else { continue };
-            if let Err(error) = self.advance(container.id, &event).await {
-                tracing::error!(container = %container.id, error = %Chain(&error), "take over");
+            match self.advance(container.id, &event).await {
+                Ok(now) if matches!(now.phase, ContainerPhase::Exited(_)) => self.tell_end(now),
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::error!(container = %container.id, error = %Chain(&error), "take over");
+                }
             }
         }
         self.watch(&shim);
@@ -329,11 +370,7 @@ impl Owner {
     async fn vanished(&mut self, id: Id, reason: Reason) {
         let event = ContainerEvent::Vanished { at: Timestamp::now(), reason };
         match self.advance(id, &event).await {
-            Ok(_) => {
-                if let Some(slot) = self.slots.get(&id) {
-                    slot.exited.send_replace(true);
-                }
-            }
+            Ok(ended) => self.tell_end(ended),
             Err(error) => tracing::error!(container = %id, error = %Chain(&error), "record an end"),
         }
     }
@@ -377,9 +414,15 @@ impl Owner {
     /// The records were brought up to date by recovery: what runs is watched again.
     pub(super) fn resume(&mut self, shim: Option<Arc<Shim>>) {
         for container in self.shared.containers_of(self.pod.id) {
-            let exited = matches!(container.phase, ContainerPhase::Exited(_));
-            let slot = Slot { exited: tokio::sync::watch::Sender::new(exited), ..Slot::default() };
+            let ended = matches!(container.phase, ContainerPhase::Exited(_));
+            let slot = Slot::default();
+            if ended && container.stop_told {
+                slot.life.send_replace(Life::Told);
+            }
             self.slots.insert(container.id, slot);
+            if ended && !container.stop_told {
+                self.tell_end(container);
+            }
         }
         match shim {
             Some(shim) => self.watch(&shim),
@@ -404,7 +447,7 @@ impl Owner {
         self.watch_shim(shim);
         for container in self.shared.containers_of(self.pod.id) {
             match container.phase {
-                ContainerPhase::Running { .. } => self.watch_exit(container.id),
+                ContainerPhase::Running { .. } => self.watch_exit(container.id, None),
                 ContainerPhase::Exited(_) => self.collect(container.id),
                 _ => {}
             }

@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 
 use tokio::sync::{oneshot, watch};
+use tokio_util::sync::CancellationToken;
 
-use super::{Ask, Reply};
+use super::{Ask, Life, Reply, Turn};
 use crate::{error::Result, names::Outcome};
 
 #[derive(Debug)]
@@ -15,8 +16,10 @@ pub(super) struct Slot {
     pub(super) queue: VecDeque<Ask>,
     /// The stop signal was sent; it is sent once.
     pub(super) signalled: bool,
-    /// Its exit is on record.
-    pub(super) exited: watch::Sender<bool>,
+    pub(super) life: watch::Sender<Life>,
+    pub(super) turn: Turn,
+    /// Breaks off a start.
+    pub(super) evicted: CancellationToken,
     /// Who waits for the work that is running.
     pub(super) waiting: Option<Reply<()>>,
     /// Who waits for it to be made.
@@ -29,7 +32,9 @@ impl Default for Slot {
             busy: false,
             queue: VecDeque::new(),
             signalled: false,
-            exited: watch::Sender::new(false),
+            life: watch::Sender::new(Life::Lives),
+            turn: Turn::default(),
+            evicted: CancellationToken::new(),
             waiting: None,
             tell: None,
         }

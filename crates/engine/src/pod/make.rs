@@ -28,6 +28,8 @@ pub(crate) enum Step {
     Shim,
     /// And beside it the files, which take no time.
     Network,
+    /// Plugins agree that it may be ready.
+    Plugins,
 }
 
 /// Works on a record that nobody else writes while it is being made.
@@ -50,13 +52,14 @@ impl Plan for MakePod {
     type Step = Step;
 
     const OPERATION: &'static str = "run-pod";
-    const STEPS: &'static [Step] = &[Step::Directory, Step::Shim, Step::Network];
+    const STEPS: &'static [Step] = &[Step::Directory, Step::Shim, Step::Network, Step::Plugins];
 
     fn name(step: Step) -> &'static str {
         match step {
             Step::Directory => "directory",
             Step::Shim => "shim",
             Step::Network => "network",
+            Step::Plugins => "plugins",
         }
     }
 
@@ -95,6 +98,7 @@ impl Plan for MakePod {
                 self.pod.ips = ips;
                 Ok(())
             }
+            Step::Plugins => self.shared.plugins.run_pod(&self.shared, &self.pod).await,
         }
     }
 
@@ -118,6 +122,10 @@ impl Plan for MakePod {
             }
             Step::Network => {
                 network::detach(&self.shared, &self.pod, self.patience).await;
+                Ok(())
+            }
+            Step::Plugins => {
+                self.shared.plugins.undo_pod(&self.shared, &self.pod).await;
                 Ok(())
             }
         }

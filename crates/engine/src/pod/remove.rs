@@ -8,7 +8,7 @@ use crate::{
 };
 
 pub(crate) const OPERATION: &str = "remove-pod";
-pub(crate) const STAGES: [&str; 4] = ["containers", "files", "records", "forgotten"];
+pub(crate) const STAGES: [&str; 5] = ["containers", "plugins", "files", "records", "forgotten"];
 
 /// Removes its containers and its files, then the records, all at once. Idempotent.
 pub(crate) async fn remove(shared: Arc<Shared>, pod: Arc<PodRecord>) -> Result<()> {
@@ -16,21 +16,24 @@ pub(crate) async fn remove(shared: Arc<Shared>, pod: Arc<PodRecord>) -> Result<(
     stage.at(STAGES[0]);
     let containers = shared.containers_of(pod.id);
     for container in &containers {
+        shared.plugins.remove(&shared, container).await?;
         container::release(&shared, container).await?;
     }
     stage.at(STAGES[1]);
+    shared.plugins.remove_pod(&shared, &pod).await?;
+    stage.at(STAGES[2]);
     let (layout, id) = (shared.layout.clone(), pod.id);
     blocking(move || files::remove(&layout, &id)).await?;
     network::release(&shared, &pod).await?;
 
-    stage.at(STAGES[2]);
+    stage.at(STAGES[3]);
     let mut batch = shared.store.batch();
     for container in &containers {
         batch.delete(&shared.containers, &container.id);
     }
     batch.delete(&shared.pods, &pod.id);
     batch.commit().await?;
-    stage.at(STAGES[3]);
+    stage.at(STAGES[4]);
     for container in &containers {
         shared.container_names.release(&container.name, container.id);
     }

@@ -10,17 +10,18 @@ use crate::{
     controller::{Controller, Own},
     error::{EngineError, Result},
     network,
+    owner::Life,
     record::PodRecord,
     shared::Shared,
 };
 
 pub(crate) const OPERATION: &str = "stop-pod";
-pub(crate) const STAGES: [&str; 4] = ["kill", "shim", "network", "stopped"];
+pub(crate) const STAGES: [&str; 5] = ["kill", "shim", "plugins", "network", "stopped"];
 
 const SIGKILL: u32 = 9;
 
 /// Containers that were running when the stop began, and the news of their exits.
-pub(crate) type Running = Vec<(String, watch::Receiver<bool>)>;
+pub(crate) type Running = Vec<(String, watch::Receiver<Life>)>;
 
 /// Kills what runs, waits until the exits are on record, then ends the keeper; with one that
 /// does not answer, its containers end too, as is told. The network namespace lives until
@@ -43,12 +44,14 @@ pub(crate) async fn stop(
     let buried = Own(&shared).bury(&pod).await?;
     shared.live.drop_shim(pod.id);
     stage.at(STAGES[2]);
+    shared.plugins.stop_pod(&shared, &pod).await?;
+    stage.at(STAGES[3]);
     network::detach(&shared, &pod, shared.config.limits.detach).await;
     if let Err(error) = network::release(&shared, &pod).await {
         // The removal tries again, and insists.
         tracing::warn!(pod = %pod.id, error = %base::Chain(&error), "release its network");
     }
-    stage.at(STAGES[3]);
+    stage.at(STAGES[4]);
     Ok(buried)
 }
 
@@ -89,6 +92,6 @@ async fn delete_all(shim: &Shim) {
 async fn all_ended(running: Running) {
     for (_, mut exited) in running {
         // An error means that its owner is gone, and nobody will tell any more.
-        let _ = exited.wait_for(|ended| *ended).await;
+        let _ = exited.wait_for(|life| *life >= Life::Ended).await;
     }
 }

@@ -28,7 +28,7 @@ pub(crate) async fn update(
     limits: Box<PodLimits>,
 ) -> Result<Box<PodLimits>> {
     let _stage = shared.stages.enter(pod.id, "update-pod");
-    // Plugins are to be asked here: they may refuse, and nothing is written yet.
+    shared.plugins.update_pod(&shared, &pod, &limits).await?;
     let driver = shared.config.cgroup_driver;
     if driver == CgroupDriver::Cgroupfs {
         let path = oci::pod_cgroup_path(driver, pod.request.cgroup_parent.as_deref(), &pod.id)?;
@@ -39,7 +39,10 @@ pub(crate) async fn update(
         })
         .await?;
     }
-    // And told here, once it is so.
+    let PodLimits { overhead, resources } = &*limits;
+    let (overhead, resources) = (overhead.clone(), resources.clone());
+    let now = PodRecord { overhead, resources, ..PodRecord::clone(&pod) };
+    shared.plugins.post_update_pod(&shared, &now).await;
     Ok(limits)
 }
 

@@ -86,6 +86,7 @@ impl Host {
             max_log_line: 16384,
             event_discard_age: std::time::Duration::from_secs(300),
             metrics: engine::Metrics::default(),
+            plugins: engine::PluginsConfig::default(),
         };
         let folder = Arc::new(Folder { dir: self.dir.clone() });
         let engine = Engine::open(config, store.clone(), folder).await.unwrap();

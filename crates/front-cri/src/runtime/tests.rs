@@ -93,6 +93,7 @@ impl Node {
             max_log_line: 16384,
             event_discard_age: std::time::Duration::from_secs(300),
             metrics: engine::Metrics::default(),
+            plugins: engine::PluginsConfig::default(),
         };
         let engine = Engine::open(config, store.clone(), Arc::new(NoImages)).await.unwrap();
         let (engine, slot) = (Arc::new(engine), Slot::default());

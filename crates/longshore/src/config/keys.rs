@@ -2,10 +2,12 @@
 
 use super::{
     CniConfig, Config, CriConfig, DockerConfig, HandlerConfig, LogConfig, MetricsConfig, NriConfig,
-    RegistryConfig, settings::Setting,
+    RegistryConfig,
+    nri::{PolicyConfig, ValidatorConfig},
+    settings::Setting,
 };
 
-/// A table of the file: its name, its keys.
+/// A table of the file: its name, with those it lies in, and its keys.
 #[derive(Debug)]
 pub(super) struct Section {
     pub(super) name: &'static str,
@@ -20,6 +22,8 @@ pub(super) const SECTIONS: &[Section] = &[
     Section { name: "docker", settings: DockerConfig::SETTINGS, named: false },
     Section { name: "metrics", settings: MetricsConfig::SETTINGS, named: false },
     Section { name: "nri", settings: NriConfig::SETTINGS, named: false },
+    Section { name: "nri.validator", settings: ValidatorConfig::SETTINGS, named: false },
+    Section { name: "nri.plugins", settings: PolicyConfig::SETTINGS, named: true },
     Section { name: "cni", settings: CniConfig::SETTINGS, named: false },
     Section { name: "registry", settings: RegistryConfig::SETTINGS, named: false },
     Section { name: "handlers", settings: HandlerConfig::SETTINGS, named: true },
@@ -34,31 +38,42 @@ fn section(name: &str) -> Option<&'static Section> {
     SECTIONS.iter().find(|section| section.name == name)
 }
 
-/// The first key of `table` that means nothing to us, in full.
-pub(super) fn unknown(table: &toml::Table) -> Option<String> {
-    table.iter().find_map(|(key, value)| {
-        if !Config::SETTINGS.iter().any(|setting| setting.key == key) {
-            return Some(key.clone());
-        }
-        // A section that is no table is a type error, told with its line by serde.
-        let (section, inner) = (section(key)?, value.as_table()?);
-        if !section.named {
-            return unknown_in(section, inner).map(|bad| format!("{key}.{bad}"));
-        }
-        inner.iter().find_map(|(name, one)| {
-            unknown_in(section, one.as_table()?).map(|bad| format!("{key}.{name}.{bad}"))
-        })
-    })
+impl Section {
+    /// Its keys without those that are sections of their own.
+    pub(super) fn plain(&self) -> impl Iterator<Item = &'static Setting> {
+        let name = self.name;
+        self.settings.iter().filter(move |s| section(&format!("{name}.{}", s.key)).is_none())
+    }
 }
 
-fn unknown_in(section: &Section, table: &toml::Table) -> Option<String> {
-    table.keys().find(|key| !section.settings.iter().any(|s| s.key == key.as_str())).cloned()
+/// The first key of `table` that means nothing to us, in full.
+pub(super) fn unknown(table: &toml::Table) -> Option<String> {
+    unknown_in(Config::SETTINGS, "", table)
+}
+
+fn unknown_in(settings: &[Setting], path: &str, table: &toml::Table) -> Option<String> {
+    table.iter().find_map(|(key, value)| {
+        let full = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+        if !settings.iter().any(|setting| setting.key == key) {
+            return Some(full);
+        }
+        // A section that is no table is a type error, told with its line by serde.
+        let (section, inner) = (section(&full)?, value.as_table()?);
+        if !section.named {
+            return unknown_in(section.settings, &full, inner);
+        }
+        inner.iter().find_map(|(name, one)| {
+            unknown_in(section.settings, &format!("{full}.{name}"), one.as_table()?)
+        })
+    })
 }
 
 /// The known key that `key` most likely was meant to be, if any is close.
 pub(super) fn nearest(key: &str) -> Option<String> {
     let (prefix, last) = key.rsplit_once('.').map_or(("", key), |(p, l)| (p, l));
-    let siblings: Vec<&str> = match section(prefix.split('.').next().unwrap_or_default()) {
+    // The name of one of many is not part of the section's.
+    let of_many = prefix.rsplit_once('.').and_then(|(many, _)| section(many));
+    let siblings: Vec<&str> = match section(prefix).or(of_many) {
         Some(section) => section.settings.iter().map(|s| s.key).collect(),
         None => Config::SETTINGS.iter().map(|s| s.key).collect(),
     };
@@ -99,6 +114,7 @@ mod tests {
     fn every_section_of_the_file_is_listed() {
         let value = toml::Table::try_from(Config::default()).unwrap();
         let tables = value.iter().filter(|(_, v)| v.is_table()).count();
-        assert_eq!(tables, SECTIONS.len());
+        let top = SECTIONS.iter().filter(|section| !section.name.contains('.')).count();
+        assert_eq!(tables, top);
     }
 }

@@ -40,6 +40,10 @@ pub struct Ask {
 #[derive(Clone, Debug)]
 pub struct Created {
     pub spec: oci::Spec,
+    /// Classes that plugins gave it, whose meaning is in the specification already; an empty
+    /// one was taken away.
+    pub block_io_class: Option<String>,
+    pub rdt_class: Option<String>,
 }
 
 impl Ask {
@@ -127,7 +131,7 @@ impl Nri {
         let spec = Arc::clone(&container.spec);
         let work = move |subject: &Subject| Work::create(subject, wire, spec, host);
         match self.ask(Event::CreateContainer, subject, work, ask).await? {
-            Outcome::Created(spec) => Ok(Created { spec: *spec }),
+            Outcome::Created(created) => Ok(*created),
             _ => Err(NriError::Exists(container.id.clone())),
         }
     }

@@ -225,6 +225,9 @@ pub(crate) fn no_abilities() -> Abilities {
         hugepages: false,
         unified: false,
         net_devices: false,
+        io_priority: false,
+        scheduler: false,
+        memory_policy: false,
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{
     journal::{Adjusted, Journal},
     object::Resources,
     peer::{Failure, Peer},
-    runtime::{ContainerRecord, PodRecord, Shared, dispatch::Effect},
+    runtime::{ContainerRecord, Created, PodRecord, Shared, dispatch::Effect},
     settings::OnFailure,
 };
 
@@ -31,7 +31,7 @@ pub(in crate::runtime) struct Subject {
 #[derive(Debug)]
 pub(in crate::runtime) enum Outcome {
     Done,
-    Created(Box<oci::Spec>),
+    Created(Box<Created>),
     Updated(Box<Resources>),
 }
 
@@ -292,10 +292,7 @@ impl Work {
             _ => return Err(NriError::Several(errors)),
         }
         Ok(match &mut self.kind {
-            Kind::Create(creating) => {
-                let spec = creating.adjusted.take();
-                Outcome::Created(spec.unwrap_or_else(|| Box::new(oci::Spec::clone(&creating.spec))))
-            }
+            Kind::Create(creating) => Outcome::Created(Box::new(creating.created())),
             Kind::Update(_, settled) => Outcome::Updated(settled.take().unwrap_or_default()),
             _ => Outcome::Done,
         })
@@ -368,6 +365,18 @@ impl Creating {
         apply::apply(&mut spec, &self.creation.merged().adjust, &*self.host)?;
         self.adjusted = Some(Box::new(spec));
         Ok(())
+    }
+
+    fn created(&mut self) -> Created {
+        let spec = self.adjusted.take();
+        let linux = self.creation.merged().adjust.linux.as_ref();
+        let resources = linux.and_then(|linux| linux.resources.as_ref());
+        let class = |class: &Option<OptionalString>| class.as_ref().map(|c| c.value.clone());
+        Created {
+            block_io_class: resources.and_then(|r| class(&r.blockio_class)),
+            rdt_class: resources.and_then(|r| class(&r.rdt_class)),
+            spec: spec.map_or_else(|| oci::Spec::clone(&self.spec), |spec| *spec),
+        }
     }
 
     fn effect(&mut self, domain: String) -> Effect<'static> {

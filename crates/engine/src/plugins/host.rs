@@ -1,0 +1,63 @@
+//! What a plugin's adjustment needs to know of this host.
+
+use std::{path::Path, sync::Arc};
+
+use nri::{HostError, Propagation};
+use oci::{LinuxBlockIo, LinuxIntelRdt};
+use sys::mount::Table;
+
+use crate::shared::Shared;
+
+pub(super) struct Host {
+    shared: Arc<Shared>,
+}
+
+impl Host {
+    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+        Self { shared: Arc::clone(shared) }
+    }
+}
+
+/// A class of block I/O that somebody defined on this host.
+pub(crate) fn block_io(shared: &Shared, class: &str) -> Result<LinuxBlockIo, HostError> {
+    let known = shared.config.host.block_io_classes.get(class);
+    known.cloned().ok_or_else(|| format!("no block I/O class {class:?} is defined here").into())
+}
+
+/// What a class of RDT means; nothing, where there is no class.
+pub(crate) fn rdt(shared: &Shared, class: &str) -> Result<Option<LinuxIntelRdt>, HostError> {
+    if class.is_empty() {
+        return Ok(None);
+    }
+    let Some(known) = &shared.config.host.rdt_classes else {
+        return Err("resctrl is not available on this host".into());
+    };
+    if !known.contains(class) {
+        return Err(format!("no RDT class {class:?} is defined here").into());
+    }
+    let mut rdt = LinuxIntelRdt::default();
+    rdt.set_clos_id(Some(class.to_owned()));
+    Ok(Some(rdt))
+}
+
+impl nri::Host for Host {
+    fn block_io(&self, class: &str) -> Result<LinuxBlockIo, HostError> {
+        block_io(&self.shared, class)
+    }
+
+    fn rdt(&self, class: &str) -> Result<LinuxIntelRdt, HostError> {
+        Ok(rdt(&self.shared, class)?.unwrap_or_default())
+    }
+
+    fn propagation(&self, source: &Path) -> Result<Propagation, HostError> {
+        let source = std::fs::canonicalize(source)?;
+        let table = Table::own()?;
+        let tags = table.covering(&source).map(|mount| mount.tags.clone()).unwrap_or_default();
+        let tagged = |tag: &str| tags.iter().any(|have| have.starts_with(tag));
+        Ok(match (tagged("shared:"), tagged("master:")) {
+            (true, _) => Propagation::Shared,
+            (false, true) => Propagation::Slave,
+            (false, false) => Propagation::Private,
+        })
+    }
+}

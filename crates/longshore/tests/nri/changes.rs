@@ -1,0 +1,185 @@
+//! Updates and evictions that plugins ask for.
+
+use std::{fs, path::Path};
+
+use api_cri::v1::{ContainerState, LinuxContainerResources, UpdateContainerResourcesRequest};
+use nri_sdk::{Changes, Creation, PidsLimit, Update, UpdateError};
+use testkit::{Cri, Node, Pod};
+
+use crate::{
+    LONGSHORE,
+    probe::{Connected, connect, script, until},
+};
+
+struct World {
+    node: Node,
+    cri: Cri,
+    pod: Pod,
+    probe: Connected,
+}
+
+impl World {
+    async fn new(test: &str) -> Option<Self> {
+        let node = Node::start(test, LONGSHORE).await?;
+        let cri = node.cri().await.unwrap();
+        let probe = connect(&node, "10-probe").await;
+        let pod = cri.run_pod(&node.pod("p")).await.unwrap();
+        Some(Self { node, cri, pod, probe })
+    }
+
+    async fn sleeper(&self, name: &str) -> String {
+        self.cri.run(&self.pod, self.node.sh(name, "exec sleep 1000")).await.unwrap()
+    }
+
+    fn pids_max(&self, id: &str) -> String {
+        let parent = &self.pod.config.linux.as_ref().unwrap().cgroup_parent;
+        let below = format!("{}/{id}/pids.max", parent.trim_start_matches('/'));
+        let root = Path::new("/sys/fs/cgroup");
+        let v1 = root.join("pids").join(&below);
+        let path = if v1.exists() { v1 } else { root.join(below) };
+        fs::read_to_string(path).unwrap().trim().to_owned()
+    }
+
+    async fn update(&self, id: &str, shares: i64) -> Result<(), tonic::Status> {
+        let linux = LinuxContainerResources { cpu_shares: shares, ..Default::default() };
+        let request = UpdateContainerResourcesRequest {
+            container_id: id.to_owned(),
+            linux: Some(linux),
+            ..Default::default()
+        };
+        self.cri.runtime().update_container_resources(request).await.map(drop)
+    }
+
+    async fn shares(&self, id: &str) -> i64 {
+        let status = self.cri.status(id).await.unwrap();
+        status.resources.unwrap().linux.unwrap().cpu_shares
+    }
+
+    async fn finish(self) {
+        drop(self.probe);
+        self.node.finish().await.unwrap();
+    }
+}
+
+fn pids(id: &str, limit: u64) -> Update {
+    let mut update = Update::of(id);
+    update.resources.pids = Some(PidsLimit::At(limit));
+    update
+}
+
+/// The kernel takes no such set of CPUs.
+fn impossible(id: &str) -> Update {
+    let mut update = Update::of(id);
+    update.resources.cpu.cpus = "4095".into();
+    update
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_update_is_what_plugins_make_of_it() {
+    let Some(world) = World::new("an_update_is_what_plugins_make_of_it").await else { return };
+    let (id, other) = (world.sleeper("c").await, world.sleeper("other").await);
+    let neighbour = other.clone();
+    script(&world.probe.on_update, move |(container, asked)| {
+        assert_eq!(asked.cpu.shares, Some(200));
+        let mut own = pids(&container.id, 33);
+        own.resources.cpu.shares = Some(300);
+        let mut changes = Changes::default();
+        changes.updates.add(own).add(pids(&neighbour, 66));
+        Ok(changes)
+    });
+    world.update(&id, 200).await.unwrap();
+    assert_eq!((world.shares(&id).await, world.pids_max(&id)), (300, "33".to_owned()));
+    assert_eq!(world.pids_max(&other), "66");
+    let after = world.probe.heard("PostUpdateContainer", &id).await.container;
+    let resources = after.linux.unwrap().resources.unwrap();
+    assert_eq!(resources.pids.unwrap().limit, 33);
+
+    script(&world.probe.on_update, |_| Err("never".into()));
+    let error = world.update(&id, 100).await.unwrap_err();
+    assert!(error.message().contains("never"), "{error}");
+    assert_eq!(world.shares(&id).await, 300, "refused, and as it was");
+    world.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_with_a_creation_are_made_whole_or_not_at_all() {
+    let Some(world) = World::new("changes_with_a_creation").await else { return };
+    let (a, b) = (world.sleeper("a").await, world.sleeper("b").await);
+    let before = (world.pids_max(&a), world.pids_max(&b));
+    let (mut first, mut second) = (a.clone(), b.clone());
+    // They are taken in the order of their ids: the one that fails comes last.
+    if first > second {
+        std::mem::swap(&mut first, &mut second);
+    }
+    let with = |updates: Vec<Update>| {
+        move |_| {
+            Ok(Creation { updates: updates.clone().into_iter().collect(), ..Default::default() })
+        }
+    };
+    script(&world.probe.on_create, with(vec![pids(&first, 7), impossible(&second)]));
+    let error = world.cri.create(&world.pod, world.node.sh("c", "true")).await.unwrap_err();
+    assert!(error.message().contains(&format!("update container {second}")), "{error}");
+    assert_eq!((world.pids_max(&a), world.pids_max(&b)), before, "taken back");
+    let known = world.cri.containers().await.unwrap().len();
+    assert_eq!(known, 2, "and nothing was created");
+
+    let mut ignored = impossible(&second);
+    ignored.ignore_failure = true;
+    script(&world.probe.on_create, with(vec![pids(&first, 7), ignored, pids("gone", 8)]));
+    world.cri.create(&world.pod, world.node.sh("c", "true")).await.unwrap();
+    assert_eq!(world.pids_max(&first), "7");
+    world.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unsolicited_changes_are_made_each_for_itself() {
+    let Some(world) = World::new("unsolicited_changes").await else { return };
+    let (a, b) = (world.sleeper("a").await, world.sleeper("b").await);
+    let runtime = &world.probe.runtime;
+    let error = runtime.update_containers(vec![pids(&a, 9), impossible(&b)]).await.unwrap_err();
+    let UpdateError::Partial { failed } = error else { panic!("{error}") };
+    assert!(failed.get(&b).is_some() && failed.get(&a).is_none());
+    assert_eq!(world.pids_max(&a), "9");
+    runtime.update_containers(vec![pids("gone", 1)]).await.unwrap();
+
+    // An answer to the end of one gives its share to another.
+    let heir = b.clone();
+    script(&world.probe.on_stop, move |_| Ok([pids(&heir, 12)].into_iter().collect()));
+    world.cri.stop(&a, 0).await.unwrap();
+    until("the heir's share", || (world.pids_max(&b) == "12").then_some(())).await;
+    world.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_eviction_ends_a_container_and_says_why() {
+    let Some(world) = World::new("an_eviction_ends_a_container").await else { return };
+    let (a, b) = (world.sleeper("a").await, world.sleeper("b").await);
+    let idle = world.cri.create(&world.pod, world.node.sh("idle", "true")).await.unwrap();
+    let mut changes = Changes::default();
+    changes.evict(a.clone(), "too loud").evict(idle.clone(), "too idle");
+    world.probe.runtime.update_containers(changes).await.unwrap();
+    let status = world.cri.status(&a).await.unwrap();
+    assert_eq!(status.state(), ContainerState::ContainerExited, "done when it has exited");
+    assert_eq!((status.reason.as_str(), status.message.as_str()), ("Evicted", "too loud"));
+    assert_eq!(status.exit_code, 137);
+    let told = world.probe.heard("StopContainer", &a).await.container;
+    assert_eq!(
+        (told.status_reason.as_str(), told.status_message.as_str()),
+        ("Evicted", "too loud")
+    );
+    let status = world.cri.status(&idle).await.unwrap();
+    assert_eq!((status.reason.as_str(), status.message.as_str()), ("Evicted", "too idle"));
+    world.cri.start(&idle).await.unwrap_err();
+
+    // With a creation, and from inside the handler's own turn.
+    let victim = b.clone();
+    script(&world.probe.on_create, move |_| {
+        let mut creation = Creation::default();
+        creation.evictions.insert(victim.clone(), "makes room".into());
+        Ok(creation)
+    });
+    world.cri.create(&world.pod, world.node.sh("c", "true")).await.unwrap();
+    let status = world.cri.status(&b).await.unwrap();
+    assert_eq!((status.reason.as_str(), status.message.as_str()), ("Evicted", "makes room"));
+    world.finish().await;
+}
