@@ -35,6 +35,8 @@ use crate::{
     view::{ContainerFilter, ExecOutput, HandlerView, PodFilter, PodView},
 };
 
+const CGROUP_V1: &str = "Kubernetes and systemd give up cgroup v1: boot this host with cgroup v2";
+
 /// The engine that both front ends call. Ids may be given as unique prefixes.
 #[derive(Debug)]
 pub struct Engine {
@@ -74,6 +76,9 @@ impl Engine {
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
         });
+        if !shared.groups.is_unified() {
+            health.deprecations.note("cgroup-v1", CGROUP_V1);
+        }
         // First: what recovery finds out is news.
         events::watch(&shared);
         recover::recover(&shared).await;
@@ -156,6 +161,29 @@ impl Engine {
     /// Who owns the cgroups of all pods.
     pub fn cgroup_driver(&self) -> oci::CgroupDriver {
         self.shared.config.cgroup_driver
+    }
+
+    /// For people who debug: what the engine works with, as JSON.
+    pub fn details(&self) -> serde_json::Value {
+        let config = &self.shared.config;
+        let handler = |handler: &crate::config::Handler| {
+            serde_json::json!({
+                "name": handler.name,
+                "binary": handler.binary,
+                "snapshotter": handler.snapshotter,
+                "ociVersion": handler.facts.oci_version,
+            })
+        };
+        serde_json::json!({
+            "stateDir": config.state,
+            "rootDir": config.root,
+            "shim": config.shim_binary,
+            "cgroupDriver": format!("{:?}", config.cgroup_driver).to_lowercase(),
+            "cgroupUnified": self.shared.groups.is_unified(),
+            "handlers": config.handlers.iter().map(handler).collect::<Vec<_>>(),
+            "maxLogLine": config.max_log_line,
+            "eventDiscardAgeSeconds": config.event_discard_age.as_secs(),
+        })
     }
 
     /// The default first.

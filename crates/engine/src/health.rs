@@ -3,12 +3,37 @@
 //! Parts write their condition when it changes; readers copy it. A reader never waits
 //! for the part it asks about.
 
+use std::collections::BTreeMap;
+
 use parking_lot::RwLock;
 
 #[derive(Debug, Default)]
 pub struct Health {
     pub runtime: Condition,
     pub network: Condition,
+    pub deprecations: Deprecations,
+}
+
+/// What works today and is on its way out: each once, however often it is met.
+#[derive(Debug, Default)]
+pub struct Deprecations {
+    met: RwLock<BTreeMap<&'static str, &'static str>>,
+}
+
+impl Deprecations {
+    /// `name` is for programs, `advice` a sentence for people.
+    pub fn note(&self, name: &'static str, advice: &'static str) {
+        if self.met.read().contains_key(name) {
+            return;
+        }
+        if self.met.write().insert(name, advice).is_none() {
+            tracing::warn!(name, "deprecated: {advice}");
+        }
+    }
+
+    pub fn met(&self) -> BTreeMap<&'static str, &'static str> {
+        self.met.read().clone()
+    }
 }
 
 /// Good until told otherwise.
@@ -69,5 +94,16 @@ mod tests {
         assert!(told.holds && told.message == "look at it");
         health.network.recover();
         assert_eq!(health.network.told().reason, "");
+    }
+
+    #[test]
+    fn a_deprecation_is_noted_once() {
+        let health = Health::default();
+        assert!(health.deprecations.met().is_empty());
+        health.deprecations.note("b", "use c");
+        health.deprecations.note("a", "use d");
+        health.deprecations.note("b", "use e");
+        let met: Vec<_> = health.deprecations.met().into_iter().collect();
+        assert_eq!(met, [("a", "use d"), ("b", "use c")]);
     }
 }

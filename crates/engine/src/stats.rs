@@ -19,7 +19,7 @@ use base::Id;
 use jiff::Timestamp;
 use parking_lot::{Mutex, RwLock};
 use sys::{
-    cgroup::{Cgroup, Layout, Membership},
+    cgroup::{Cgroup, Layout, LayoutMode, Membership},
     namespace,
 };
 pub use sys::{
@@ -120,6 +120,10 @@ impl Groups {
     /// Blocking.
     pub(crate) fn new() -> Result<Self> {
         Ok(Self { layout: Layout::detect()?, open: RwLock::default() })
+    }
+
+    pub(crate) fn is_unified(&self) -> bool {
+        self.layout.mode == LayoutMode::V2
     }
 
     pub(crate) fn forget(&self, id: Id) {

@@ -126,6 +126,27 @@ pub(crate) fn item(container: &ContainerRecord) -> v1::Container {
     }
 }
 
+/// Old ways to say what has a field of its own by now, where only the old one is used.
+pub(crate) fn outdated(config: Option<&v1::ContainerConfig>) -> Vec<(&'static str, &'static str)> {
+    let linux = config.and_then(|config| config.linux.as_ref());
+    let Some(security) = linux.and_then(|linux| linux.security_context.as_ref()) else {
+        return Vec::new();
+    };
+    #[expect(deprecated, reason = "this is about them")]
+    let (apparmor, seccomp) = (&security.apparmor_profile, &security.seccomp_profile_path);
+    let mut met = Vec::new();
+    if security.apparmor.is_none() && !apparmor.is_empty() {
+        met.push(("cri-apparmor-profile", "clients should send apparmor, not apparmor_profile"));
+    }
+    if security.seccomp.is_none() && !seccomp.is_empty() {
+        met.push((
+            "cri-seccomp-profile-path",
+            "clients should send seccomp, not seccomp_profile_path",
+        ));
+    }
+    met
+}
+
 pub(crate) fn attributes(container: &ContainerRecord) -> v1::ContainerAttributes {
     v1::ContainerAttributes {
         id: container.id.to_string(),

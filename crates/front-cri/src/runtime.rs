@@ -7,7 +7,7 @@ use api_cri::{
 };
 use engine::{
     Engine,
-    health::{Condition, Told},
+    health::{Condition, Deprecations, Told},
     view::HandlerView,
 };
 use oci::CgroupDriver;
@@ -54,12 +54,18 @@ impl RuntimeService for Runtime {
         }))
     }
 
-    async fn status(&self, _: Request<v1::StatusRequest>) -> Answer<v1::StatusResponse> {
+    async fn status(&self, request: Request<v1::StatusRequest>) -> Answer<v1::StatusResponse> {
         let health = self.engine()?.health();
         let conditions = vec![
             condition("RuntimeReady", &health.runtime),
             condition("NetworkReady", &health.network),
+            deprecations(&health.deprecations),
         ];
+        let info = if request.into_inner().verbose {
+            BTreeMap::from([("config".to_owned(), self.engine()?.details().to_string())])
+        } else {
+            BTreeMap::new()
+        };
         let handlers = self.engine()?.handlers();
         let features = v1::RuntimeFeatures {
             supplemental_groups_policy: true,
@@ -72,7 +78,7 @@ impl RuntimeService for Runtime {
             status: Some(v1::RuntimeStatus { conditions }),
             features: Some(features),
             runtime_handlers: self::handlers(&handlers),
-            ..Default::default()
+            info,
         }))
     }
 
@@ -189,7 +195,11 @@ impl RuntimeService for Runtime {
             request.into_inner();
         let pod = not_empty(POD_ID, pod_sandbox_id)?;
         pod::check_repeated(sandbox_config)?;
+        let outdated = container::outdated(config.as_ref());
         let asked = container::request(config)?;
+        for (field, advice) in outdated {
+            self.engine()?.health().deprecations.note(field, advice);
+        }
         let id = self.engine()?.create_container(&pod, asked).await.map_err(status)?;
         Ok(Response::new(v1::CreateContainerResponse { container_id: id.to_string() }))
     }
@@ -451,6 +461,18 @@ fn condition(name: &str, condition: &Condition) -> v1::RuntimeCondition {
         status: holds,
         reason: reason.to_owned(),
         message,
+    }
+}
+
+/// Holds while nothing deprecated was met; else the message is a JSON object of it.
+fn deprecations(deprecations: &Deprecations) -> v1::RuntimeCondition {
+    let met = deprecations.met();
+    let reason = if met.is_empty() { "" } else { "LongshoreHasDeprecationWarnings" };
+    v1::RuntimeCondition {
+        r#type: "LongshoreHasNoDeprecationWarnings".to_owned(),
+        status: met.is_empty(),
+        reason: reason.to_owned(),
+        message: if met.is_empty() { String::new() } else { serde_json::json!(met).to_string() },
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use testkit::{DaemonProcess, GoTool, registry::Registry};
+use testkit::{DaemonProcess, GoTool, Node, registry::Registry};
 
 const LONGSHORE: &str = env!("CARGO_BIN_EXE_longshore");
 
@@ -72,6 +72,66 @@ async fn version_and_info() {
     assert_eq!(conditions[0]["type"], "RuntimeReady");
     assert_eq!(conditions[0]["status"], true, "{conditions:?}");
     assert_eq!(conditions[1]["type"], "NetworkReady");
+    let state = info["config"]["stateDir"].as_str().unwrap();
+    assert_eq!(state, daemon.state().to_str().unwrap());
+    assert!(!info["config"]["handlers"].as_array().unwrap().is_empty());
+}
+
+/// `stats, statsp, metricdescs, metricsp, events`.
+#[tokio::test(flavor = "multi_thread")]
+async fn figures_and_events() {
+    let Some(program) = GoTool::Crictl.build().unwrap() else {
+        return testkit::skip("figures_and_events", "crictl needs Go to be built");
+    };
+    let Some(node) = Node::start("figures_and_events", LONGSHORE).await else { return };
+    let crictl = Crictl::new(program, &node.daemon);
+    let cri = node.cri().await.unwrap();
+    let pod = cri.run_pod(&node.pod("figures")).await.unwrap();
+    let id = cri.run(&pod, node.sh("c", "while :; do :; done")).await.unwrap();
+
+    let stats = crictl.json(&["stats", "-o", "json", &id]);
+    let of = &stats["stats"][0];
+    assert_eq!(of["attributes"]["id"], id.as_str());
+    assert!(number(&of["memory"]["workingSetBytes"]["value"]) > 0, "{stats}");
+    assert!(number(&of["cpu"]["usageCoreNanoSeconds"]["value"]) > 0, "{stats}");
+    let table = crictl.run(&["stats", &id[..12]]);
+    assert!(table.contains("CPU %") && table.contains(&id[..12]), "{table}");
+    let stats = crictl.json(&["statsp", "-o", "json", &pod.id]);
+    assert_eq!(number(&stats["stats"][0]["linux"]["process"]["processCount"]["value"]), 1);
+    let descriptors = crictl.json(&["metricdescs"]);
+    assert!(descriptors["descriptors"].as_array().unwrap().len() >= 56);
+    let metrics = crictl.json(&["metricsp"]);
+    assert_eq!(metrics["podMetrics"][0]["podSandboxId"], pod.id.as_str());
+
+    let out = crictl.dir.path().join("events");
+    let mut child = Command::new(&crictl.program)
+        .args(["--config", "/dev/null", "--runtime-endpoint", &crictl.endpoint, "events"])
+        .stdout(fs::File::create(&out).unwrap())
+        .spawn()
+        .unwrap();
+    // What happened before anybody listened comes first.
+    let heard = wait_for_text(&out, "CONTAINER_STARTED_EVENT").await;
+    cri.stop(&id, 0).await.unwrap();
+    let stopped = wait_for_text(&out, "CONTAINER_STOPPED_EVENT").await;
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(heard && stopped, "{}", fs::read_to_string(&out).unwrap());
+    node.finish().await.unwrap();
+}
+
+/// protobuf's JSON has 64-bit numbers as text.
+fn number(value: &Value) -> u64 {
+    value.as_str().and_then(|text| text.parse().ok()).or(value.as_u64()).unwrap()
+}
+
+async fn wait_for_text(path: &std::path::Path, text: &str) -> bool {
+    for _ in 0..600 {
+        if fs::read_to_string(path).is_ok_and(|all| all.contains(text)) {
+            return true;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    false
 }
 
 /// `pull, images, inspecti, runp, pods, inspectp, create, start, ps, inspect, logs, exec -s,

@@ -41,7 +41,7 @@ async fn version_and_status_are_answered() {
     let status = client.status(StatusRequest::default()).await.unwrap().into_inner();
     let conditions = status.status.unwrap().conditions;
     let types: Vec<_> = conditions.iter().map(|c| c.r#type.as_str()).collect();
-    assert_eq!(types, ["RuntimeReady", "NetworkReady"]);
+    assert_eq!(types, ["RuntimeReady", "NetworkReady", "LongshoreHasNoDeprecationWarnings"]);
     assert!(conditions.iter().all(|c| c.status || !c.reason.is_empty()));
 }
 

@@ -19,8 +19,6 @@ mod stats;
 
 use std::{
     ffi::OsString,
-    fs::File,
-    io::Read,
     os::{fd::OwnedFd, unix::ffi::OsStringExt},
     path::{Path, PathBuf},
 };
@@ -202,6 +200,8 @@ fn open_dir(path: &Path) -> std::result::Result<OwnedFd, Errno> {
 /// ENODEV: removed between opening and reading.
 const ABSENT: [Errno; 3] = [Errno::NOENT, Errno::NODEV, Errno::OPNOTSUPP];
 
+/// Bare reads: the standard library would ask for the size first, which these files do not
+/// have, and figures of many groups are many files.
 fn read_at(dir: &OwnedFd, file: &str) -> std::io::Result<Option<String>> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let fd = match openat(dir, file, flags, Mode::empty()) {
@@ -209,10 +209,19 @@ fn read_at(dir: &OwnedFd, file: &str) -> std::io::Result<Option<String>> {
         Err(e) if ABSENT.contains(&e) => return Ok(None),
         Err(e) => return Err(e.into()),
     };
-    let mut text = String::new();
-    match File::from(fd).read_to_string(&mut text) {
-        Ok(_) => Ok(Some(text)),
-        Err(e) if Errno::from_io_error(&e).is_some_and(|e| ABSENT.contains(&e)) => Ok(None),
-        Err(e) => Err(e),
+    let (mut text, mut len) = (vec![0; 4096], 0);
+    loop {
+        match rustix::io::read(&fd, &mut text[len..]) {
+            Ok(0) => break,
+            Ok(count) => len += count,
+            Err(Errno::INTR) => {}
+            Err(e) if ABSENT.contains(&e) => return Ok(None),
+            Err(e) => return Err(e.into()),
+        }
+        if len == text.len() {
+            text.resize(2 * len, 0);
+        }
     }
+    text.truncate(len);
+    String::from_utf8(text).map(Some).map_err(std::io::Error::other)
 }

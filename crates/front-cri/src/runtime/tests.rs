@@ -263,6 +263,26 @@ async fn refusals_come_before_the_engine_and_its_own_pass_through() {
 }
 
 #[tokio::test]
+async fn what_is_deprecated_is_a_condition_and_details_are_for_those_who_ask() {
+    let mut node = Node::empty().await;
+    let health = node.engine.health();
+    health.deprecations.note("old-way", "use the new one");
+    let brief = node.client.status(v1::StatusRequest::default()).await.unwrap().into_inner();
+    let condition = &brief.status.unwrap().conditions[2];
+    assert!(!condition.status);
+    assert_eq!(condition.reason, "LongshoreHasDeprecationWarnings");
+    let met: serde_json::Value = serde_json::from_str(&condition.message).unwrap();
+    assert_eq!(met["old-way"], "use the new one");
+    assert!(brief.info.is_empty());
+    let verbose = v1::StatusRequest { verbose: true };
+    let verbose = node.client.status(verbose).await.unwrap().into_inner();
+    let config: serde_json::Value = serde_json::from_str(&verbose.info["config"]).unwrap();
+    assert!(config["stateDir"].as_str().unwrap().ends_with("/run"), "{config}");
+    assert_eq!(config["cgroupDriver"], "systemd");
+    node.close().await;
+}
+
+#[tokio::test]
 async fn the_runtime_says_what_it_is() {
     let mut node = Node::empty().await;
     let client = &mut node.client;
@@ -272,7 +292,7 @@ async fn the_runtime_says_what_it_is() {
     assert!(status.features.unwrap().supplemental_groups_policy);
     let conditions = status.status.unwrap().conditions;
     let names: Vec<_> = conditions.iter().map(|c| c.r#type.as_str()).collect();
-    assert_eq!(names, ["RuntimeReady", "NetworkReady"]);
+    assert_eq!(names, ["RuntimeReady", "NetworkReady", "LongshoreHasNoDeprecationWarnings"]);
     assert_eq!((conditions[0].status, conditions[0].reason.as_str()), (false, "NoRuntime"));
     node.close().await;
 }
