@@ -62,6 +62,7 @@ impl Engine {
             groups: blocking(Groups::new).await?,
             events,
             plugins: Plugins::new(&config.plugins)?,
+            stories: store.table()?,
             layout: Layout::new(&config),
             pods: store.table()?,
             containers: store.table()?,
@@ -137,6 +138,18 @@ impl Engine {
     /// Not cancel safe: what has been changed so far stays.
     pub async fn reload_plugins(&self, settings: nri::Settings) -> Result<()> {
         self.shared.plugins.reload(settings).await
+    }
+
+    /// Who is there, in the order in which they are asked.
+    pub fn plugins(&self) -> Vec<nri::PluginStatus> {
+        self.shared.plugins.nri().plugins()
+    }
+
+    /// What plugins made of a container, from the record alone.
+    pub fn explain(&self, container: &str) -> Result<nri::Story> {
+        let container = self.shared.find_container(container)?;
+        let story = self.shared.stories.get(&container.id);
+        Ok(story.map(|record| record.story.clone()).unwrap_or_default())
     }
 
     pub fn health(&self) -> &Health {

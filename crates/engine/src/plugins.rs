@@ -40,7 +40,7 @@ use crate::{
     files::blocking,
     phase::ContainerPhase,
     pod::update::PodLimits,
-    record::{ContainerRecord, PodRecord},
+    record::{ContainerRecord, PodRecord, StoryRecord},
     shared::Shared,
 };
 
@@ -187,6 +187,16 @@ impl Plugins {
         let host = Arc::new(host::Host::new(shared));
         let pod = describe::pod(shared, pod);
         Ok(self.nri.create_container(&pod, &described, host, &Ask::default()).await?)
+    }
+
+    /// Puts on record what plugins made of a spec, for as long as the container is there.
+    pub(crate) async fn remember(&self, shared: &Shared, id: Id, adjusted: &Spec) -> Result<()> {
+        let Some(journal) = self.nri.journal(id.as_str()) else { return Ok(()) };
+        let story = journal.story(id.as_str(), adjusted);
+        if !story.is_empty() {
+            shared.stories.put(StoryRecord { container: id, story }).await?;
+        }
+        Ok(())
     }
 
     pub(crate) async fn post_create(&self, shared: &Arc<Shared>, container: &ContainerRecord) {

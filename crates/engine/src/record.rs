@@ -135,6 +135,23 @@ impl Record for PodRecord {
     }
 }
 
+/// What plugins made of a container; there only if they made anything of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StoryRecord {
+    pub container: Id,
+    pub story: nri::Story,
+}
+
+impl Record for StoryRecord {
+    const TABLE: &'static str = "plugin_stories";
+    const VERSION: u32 = 1;
+    type Key = Id;
+
+    fn key(&self) -> Id {
+        self.container
+    }
+}
+
 impl Record for ContainerRecord {
     const TABLE: &'static str = "containers";
     const VERSION: u32 = 1;

@@ -7,11 +7,12 @@ use std::{
 };
 
 use api_admin::v1::{
-    AttachRequest, AttachStart, ExecRequest, ExecStart, GetPathsRequest, GetPathsResponse,
-    ListStagesRequest, ListStagesResponse, LoadImageRequest, LoadImageResponse, LoadImageStart,
-    LoadedImage, PruneImagesRequest, PruneImagesResponse, PullImageRequest, PullImageResponse,
-    SaveImagesRequest, SaveImagesResponse, SessionInput, SessionOutput, admin_server,
-    attach_request, exec_request, load_image_request,
+    AttachRequest, AttachStart, ExecRequest, ExecStart, ExplainContainerRequest,
+    ExplainContainerResponse, GetPathsRequest, GetPathsResponse, ListPluginsRequest,
+    ListPluginsResponse, ListStagesRequest, ListStagesResponse, LoadImageRequest,
+    LoadImageResponse, LoadImageStart, LoadedImage, PruneImagesRequest, PruneImagesResponse,
+    PullImageRequest, PullImageResponse, SaveImagesRequest, SaveImagesResponse, SessionInput,
+    SessionOutput, admin_server, attach_request, exec_request, load_image_request,
 };
 use engine::{Engine, ExecStdio, PrunedImages};
 use tokio_stream::StreamExt;
@@ -19,7 +20,7 @@ use tokio_util::io::{StreamReader, SyncIoBridge};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
-    images,
+    images, plugins,
     request::{self, Exec, named},
     session, stages,
     status::status,
@@ -171,6 +172,20 @@ impl admin_server::Admin for Admin {
         let pruned = images.prune(request.into_inner().dry_run).await.map_err(status)?;
         let PrunedImages { blobs, bytes } = pruned;
         Ok(Response::new(PruneImagesResponse { blobs, bytes }))
+    }
+
+    async fn list_plugins(&self, _: Request<ListPluginsRequest>) -> Answer<ListPluginsResponse> {
+        let plugins = self.engine()?.plugins().iter().map(plugins::status).collect();
+        Ok(Response::new(ListPluginsResponse { plugins }))
+    }
+
+    async fn explain_container(
+        &self,
+        request: Request<ExplainContainerRequest>,
+    ) -> Answer<ExplainContainerResponse> {
+        let container = named(request.into_inner().container)?;
+        let story = self.engine()?.explain(&container).map_err(status)?;
+        Ok(Response::new(plugins::story(story)))
     }
 }
 

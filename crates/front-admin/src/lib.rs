@@ -15,6 +15,7 @@
 
 mod admin;
 mod images;
+mod plugins;
 mod request;
 mod session;
 mod stages;

@@ -12,6 +12,7 @@ mod info;
 mod inspect;
 mod log_format;
 mod logs;
+mod nri;
 mod ps;
 mod pull;
 mod rm;
@@ -55,6 +56,8 @@ enum Command {
     Rm(rm::Rm),
     Inspect(inspect::Inspect),
     Image(image::Image),
+    #[command(subcommand)]
+    Nri(nri::NriCommand),
     #[command(subcommand)]
     Config(config::ConfigCommand),
     /// Print the version of this program.
@@ -101,6 +104,7 @@ impl Command {
             Self::Rm(rm) => rm.run(out),
             Self::Inspect(inspect) => inspect.run(out),
             Self::Image(image) => image.run(out),
+            Self::Nri(nri) => nri.run(out),
             Self::Config(config) => config.run(out),
             Self::Version => {
                 writeln!(out, "longshore {}", crate::daemon::VERSION)?;

@@ -36,6 +36,7 @@ mod peer;
 pub mod registry;
 mod runtime;
 mod settings;
+mod story;
 mod sync;
 mod validate;
 
@@ -57,5 +58,6 @@ pub use runtime::{
 pub use settings::{
     Backoff, DomainSettings, Duplicates, OnFailure, PluginPolicy, Settings, SettingsError,
 };
+pub use story::{Answered, Changed, Owned, Story};
 pub use sync::{Part, SyncPlan, TooLarge};
 pub use validate::{DefaultValidator, REQUIRED_PLUGINS_ANNOTATION, Rejection};

@@ -121,7 +121,7 @@ impl Plan for MakeContainer {
             }
             Step::Plugins => {
                 self.held = Some(Arc::clone(&self.turn).lock_owned().await);
-                self.ask_plugins().await
+                Box::pin(self.ask_plugins()).await
             }
         }
     }
@@ -149,6 +149,7 @@ impl Plan for MakeContainer {
             // What was written lies in the directory.
             Step::Plugins => {
                 self.shared.plugins.undo_container(&self.shared, &self.container).await;
+                self.shared.stories.delete(&self.container.id).await?;
                 Ok(())
             }
         }
@@ -189,6 +190,7 @@ impl MakeContainer {
             tracing::info!(container = %self.container.id, field = ignored.field, why = ignored.why,
                 "asked for by a plugin, and without effect");
         }
+        shared.plugins.remember(shared, self.container.id, &adjusted).await?;
         let json = oci::to_json(&adjusted).expect("a spec is JSON");
         let path = shared.layout.spec(&pod.id, &self.container.id);
         blocking(move || write(&path, &json, 0o600)).await?;

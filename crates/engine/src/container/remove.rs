@@ -36,7 +36,10 @@ pub(crate) async fn remove(shared: Arc<Shared>, container: Arc<ContainerRecord>)
     stage.at(STAGES[1]);
     release(&shared, &container).await?;
     stage.at(STAGES[2]);
-    shared.containers.delete(&container.id).await?;
+    let mut batch = shared.store.batch();
+    batch.delete(&shared.containers, &container.id);
+    batch.delete(&shared.stories, &container.id);
+    batch.commit().await?;
     stage.at(STAGES[3]);
     shared.container_names.release(&container.name, container.id);
     Ok(())

@@ -30,6 +30,7 @@ pub(crate) async fn remove(shared: Arc<Shared>, pod: Arc<PodRecord>) -> Result<(
     let mut batch = shared.store.batch();
     for container in &containers {
         batch.delete(&shared.containers, &container.id);
+        batch.delete(&shared.stories, &container.id);
     }
     batch.delete(&shared.pods, &pod.id);
     batch.commit().await?;

@@ -4,6 +4,7 @@
 
 mod adjust;
 mod changes;
+mod commands;
 mod contract;
 mod probe;
 

@@ -1,0 +1,148 @@
+//! A container's journal as plain data that outlives the plugins and the runtime.
+
+use oci_spec::runtime as oci;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::journal::Journal;
+
+/// Who set what at a container's creation.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Story {
+    /// In the order in which they were asked.
+    pub plugins: Vec<Answered>,
+    /// Fields of NRI, and whose value each has.
+    pub owners: Vec<Owned>,
+    /// What all of it did to the specification.
+    pub changes: Vec<Changed>,
+}
+
+/// What one plugin asked for; null where that was nothing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Answered {
+    pub plugin: String,
+    pub micros: u64,
+    pub asked: Value,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Owned {
+    pub field: String,
+    pub plugin: String,
+}
+
+/// A part of the specification, by its path; of lists only what came and went.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Changed {
+    pub path: String,
+    pub before: Value,
+    pub after: Value,
+}
+
+impl Story {
+    /// Nobody asked for anything.
+    pub fn is_empty(&self) -> bool {
+        self.owners.is_empty() && self.changes.is_empty()
+    }
+}
+
+impl Journal {
+    /// `adjusted` is what became of the specification of `container`.
+    pub fn story(&self, container: &str, adjusted: &oci::Spec) -> Story {
+        let answered = self.adjustments.iter().map(|answer| Answered {
+            plugin: answer.plugin.to_string(),
+            micros: u64::try_from(answer.took.as_micros()).unwrap_or(u64::MAX),
+            asked: answer
+                .adjust
+                .as_ref()
+                .and_then(|a| serde_json::to_value(a).ok())
+                .map_or(Value::Null, stripped),
+        });
+        let own = self.owners.iter().filter(|(id, ..)| *id == container);
+        let owners = own.map(|(_, field, plugin)| Owned {
+            field: field.to_string(),
+            plugin: plugin.to_owned(),
+        });
+        let mut changes = Vec::new();
+        if let Some(original) = &self.original {
+            let json = |spec: &oci::Spec| serde_json::to_value(spec).unwrap_or_default();
+            compare("", &json(original), &json(adjusted), &mut changes);
+        }
+        Story { plugins: answered.collect(), owners: owners.collect(), changes }
+    }
+}
+
+/// Without what says nothing.
+fn stripped(value: Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let kept = map.into_iter().map(|(key, value)| (key, stripped(value)));
+            let kept: Map<_, _> = kept.filter(|(_, value)| !value.is_null()).collect();
+            if kept.is_empty() { Value::Null } else { Value::Object(kept) }
+        }
+        Value::Array(list) if list.is_empty() => Value::Null,
+        Value::Array(list) => Value::Array(list.into_iter().map(stripped).collect()),
+        Value::String(text) if text.is_empty() => Value::Null,
+        other => other,
+    }
+}
+
+fn compare(path: &str, before: &Value, after: &Value, changes: &mut Vec<Changed>) {
+    if before == after {
+        return;
+    }
+    let (before, after) = match (before, after) {
+        (Value::Object(old), Value::Object(new)) => {
+            let keys: std::collections::BTreeSet<_> = old.keys().chain(new.keys()).collect();
+            for key in keys {
+                let of = |map: &Map<String, Value>| map.get(key).cloned().unwrap_or_default();
+                compare(&format!("{path}/{key}"), &of(old), &of(new), changes);
+            }
+            return;
+        }
+        (Value::Array(old), Value::Array(new)) => {
+            let without = |list: &[Value], other: &[Value]| -> Value {
+                list.iter().filter(|item| !other.contains(item)).cloned().collect()
+            };
+            (without(old, new), without(new, old))
+        }
+        (old, new) => (old.clone(), new.clone()),
+    };
+    // A list that was only put in order says nothing.
+    let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
+    if !(empty(&before) && empty(&after)) {
+        changes.push(Changed { path: path.to_owned(), before, after });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn of_lists_only_what_came_and_went() {
+        let before = json!({ "a": 1, "env": ["A=1", "B=2"], "order": [1, 2], "same": { "x": 1 } });
+        let after = json!({ "a": 2, "env": ["B=2", "C=3"], "order": [2, 1], "same": { "x": 1 }, "new": true });
+        let mut changes = Vec::new();
+        compare("", &before, &after, &mut changes);
+        let got: Vec<_> = changes.iter().map(|c| (c.path.as_str(), &c.before, &c.after)).collect();
+        let want = [
+            ("/a", &json!(1), &json!(2)),
+            ("/env", &json!(["A=1"]), &json!(["C=3"])),
+            ("/new", &Value::Null, &json!(true)),
+        ];
+        assert_eq!(got, want);
+    }
+
+    #[test]
+    fn what_says_nothing_is_left_out() {
+        let full = json!({ "env": [{ "key": "A", "value": "" }], "args": [], "linux": { "x": {} }, "n": 0 });
+        assert_eq!(stripped(full), json!({ "env": [{ "key": "A" }], "n": 0 }));
+    }
+}
