@@ -12,11 +12,13 @@ use tokio::sync::{oneshot, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    attach::{Attaching, Waiter},
     config::EngineConfig,
     error::{EngineError, Result},
     events::{self, Events, Subscription},
     exec::{self, ExecSession, ExecStdio},
     files::blocking,
+    forward,
     health::Health,
     images::Images,
     layout::Layout,
@@ -295,6 +297,16 @@ impl Engine {
         }))
     }
 
+    /// For work that needs a pod that is ready.
+    pub fn ready_pod(&self, id: &str) -> Result<Arc<PodRecord>> {
+        let pod = self.shared.find_pod(id)?;
+        if pod.phase.is_ready() {
+            return Ok(pod);
+        }
+        let (what, id, state) = ("pod", pod.id, pod.phase.to_string());
+        Err(EngineError::State { what, id, state, action: "connect to it" })
+    }
+
     // === containers ===
 
     /// Cancel safe: the work goes on, and a retry joins it.
@@ -378,6 +390,16 @@ impl Engine {
 
     pub fn container(&self, id: &str) -> Result<Arc<ContainerRecord>> {
         self.shared.find_container(id)
+    }
+
+    /// For work that needs a container that runs.
+    pub fn running_container(&self, id: &str) -> Result<Arc<ContainerRecord>> {
+        let container = self.shared.find_container(id)?;
+        if container.phase.pid().is_some() {
+            return Ok(container);
+        }
+        let (what, id, state) = ("container", container.id, container.phase.to_string());
+        Err(EngineError::State { what, id, state, action: "connect to it" })
     }
 
     pub fn containers(&self, filter: &ContainerFilter) -> Vec<Arc<ContainerRecord>> {
@@ -500,6 +522,22 @@ impl Engine {
         let shim = self.shared.shim(container.pod)?;
         let ExecStdio { stdin, stdout, stderr } = stdio;
         Ok(shim.attach(container.id.as_str(), stdin, stdout, stderr).await?)
+    }
+
+    /// The same from the first byte on, of a container that is not started yet: once this has
+    /// returned, its start waits for the connection. Cancel safe.
+    pub async fn attach_from_start(&self, id: &str, stdio: ExecStdio) -> Result<Attaching> {
+        let container = self.shared.find_container(id)?;
+        let id = container.id;
+        let (waiter, attaching) = Waiter::new(id, stdio);
+        self.ask(container.pod, |reply| Ask::Attach { id, waiter, reply }).await?;
+        Ok(attaching)
+    }
+
+    /// A connection to a port of the pod's localhost. Cancel safe.
+    pub async fn port_forward(&self, pod: &str, port: u16) -> Result<tokio::net::TcpStream> {
+        let pod = self.ready_pod(pod)?;
+        forward::connect(&self.shared, &pod, port).await
     }
 
     /// Of a container's own terminal.

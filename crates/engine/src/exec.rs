@@ -3,6 +3,8 @@
 //! A command has a task of its own, which learns its end and cleans up after it, also when
 //! whoever started it went away: then it is killed.
 
+mod output;
+
 use std::{sync::Arc, time::Duration};
 
 use base::Id;
@@ -23,6 +25,8 @@ use crate::{
     view::ExecOutput,
 };
 
+pub use output::{ExecPipe, MAX_PIECE};
+
 /// More of a stream is read and thrown away, so that the command can end.
 const OUTPUT_LIMIT: usize = 16 << 20;
 const SIGKILL: u32 = 9;
@@ -41,9 +45,9 @@ pub struct ExecStdio {
 pub struct ExecSession {
     /// Dropping it ends the command's input.
     pub stdin: Option<Sender>,
-    /// Ends when the last process that has the stream does, which may outlive the command.
-    pub stdout: Option<Receiver>,
-    pub stderr: Option<Receiver>,
+    /// Ends with the command, or soon after it if others hold it open.
+    pub stdout: Option<ExecPipe>,
+    pub stderr: Option<ExecPipe>,
     pub control: ExecControl,
     ended: oneshot::Receiver<Result<Exit>>,
     _abandon: DropGuard,
@@ -81,13 +85,16 @@ pub(crate) async fn start(
     let abandoned = CancellationToken::new();
     let guard = abandoned.clone().drop_guard();
     let (done, ended) = oneshot::channel();
-    let running = Arc::clone(&command);
+    let (running, over) = (Arc::clone(&command), CancellationToken::new());
+    let silent = over.clone();
     // In a task of its own from the first step: a caller that goes away leaves nothing.
     shared.tasks.spawn(async move {
         match running.start(request, stdio).await {
             Ok(streams) => {
                 let _ = started.send(Ok(streams));
-                let _ = done.send(running.end(abandoned).await);
+                let end = running.end(abandoned).await;
+                over.cancel();
+                let _ = done.send(end);
                 running.delete().await;
             }
             Err(error) => drop(started.send(Err(error))),
@@ -96,6 +103,8 @@ pub(crate) async fn start(
     let ExecStreams { stdin, stdout, stderr } =
         answer.await.map_err(|_| EngineError::Closing)??;
     let control = ExecControl(command);
+    let pipe = |receiver: Option<Receiver>| receiver.map(|r| ExecPipe::new(r, silent.clone()));
+    let (stdout, stderr) = (pipe(stdout), pipe(stderr));
     Ok(ExecSession { stdin, stdout, stderr, control, ended, _abandon: guard })
 }
 
@@ -225,8 +234,8 @@ impl Command {
     }
 }
 
-async fn read_limited(stream: Option<Receiver>) -> Vec<u8> {
-    let Some(mut stream) = stream else { return Vec::new() };
+async fn read_limited(stream: Option<ExecPipe>) -> Vec<u8> {
+    let Some(mut stream) = stream.map(|stream| stream.pipe) else { return Vec::new() };
     let mut all = Vec::new();
     let mut buffer = vec![0; 64 << 10];
     // An error of a pipe is its end as far as the output goes.

@@ -12,6 +12,7 @@
 //! - A caller that goes away changes nothing: what it began is finished or undone.
 //! - Nothing half-made is visible, nothing is left behind.
 
+mod attach;
 mod config;
 mod container;
 mod controller;
@@ -21,6 +22,7 @@ mod error;
 mod events;
 mod exec;
 mod files;
+mod forward;
 pub mod health;
 pub mod host;
 mod images;
@@ -42,13 +44,14 @@ mod steps;
 pub mod storage;
 pub mod view;
 
+pub use attach::{Attaching, LAST_WORDS};
 pub use config::{EngineConfig, Handler, Limits};
 #[cfg(feature = "crash-points")]
 pub use crash::points as crash_points;
 pub use engine::Engine;
 pub use error::{EngineError, Result};
 pub use events::{Event, EventsEnd, Moment, Subscription};
-pub use exec::{ExecControl, ExecSession, ExecStdio};
+pub use exec::{ExecControl, ExecPipe, ExecSession, ExecStdio, MAX_PIECE};
 pub use images::{Images, PrunedImages, Unpacker};
 pub use metrics::Metrics;
 pub use nri;

@@ -29,6 +29,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use self::slot::Slot;
 use crate::{
+    attach::Waiter,
     container::{Started, limits::Changed},
     controller::{Controller, Own},
     error::{EngineError, Result},
@@ -73,6 +74,12 @@ pub(crate) enum Ask {
     },
     Start {
         id: Id,
+        reply: Reply<()>,
+    },
+    /// Replies once the waiter will not miss the start, or is being connected.
+    Attach {
+        id: Id,
+        waiter: Waiter,
         reply: Reply<()>,
     },
     /// Replies with the news of its exit, or `None` if it does not run.

@@ -3,6 +3,7 @@
 use std::{
     io,
     path::PathBuf,
+    pin::Pin,
     sync::{Arc, OnceLock},
 };
 
@@ -14,7 +15,7 @@ use api_admin::v1::{
     PullImageRequest, PullImageResponse, SaveImagesRequest, SaveImagesResponse, SessionInput,
     SessionOutput, admin_server, attach_request, exec_request, load_image_request,
 };
-use engine::{Engine, ExecStdio, PrunedImages};
+use engine::{AttachIo, Engine, ExecStdio, PrunedImages};
 use tokio_stream::StreamExt;
 use tokio_util::io::{StreamReader, SyncIoBridge};
 use tonic::{Request, Response, Status, Streaming};
@@ -43,6 +44,9 @@ pub struct Admin {
     paths: Paths,
     streams: Streams,
 }
+
+/// The streams of a container, now or at its start.
+type Attached = Pin<Box<dyn Future<Output = engine::Result<AttachIo>> + Send>>;
 
 type Answer<T> = Result<Response<T>, Status>;
 
@@ -111,16 +115,22 @@ impl admin_server::Admin for Admin {
                 first_attach(&mut requests).await?;
             let id = named(container)?;
             let stdio = ExecStdio { stdin, stdout, stderr };
-            let io = if await_start {
-                session::attach_from_start(&engine, &id, stdio).await
+            let attached: Attached = if await_start {
+                let attaching = engine.attach_from_start(&id, stdio).await.map_err(status)?;
+                Box::pin(attaching.attached())
             } else {
-                engine.attach(&id, stdio).await
+                let io = engine.attach(&id, stdio).await.map_err(status)?;
+                Box::pin(std::future::ready(Ok(io)))
             };
-            Ok((id, io.map_err(status)?))
+            Ok((id, attached))
         };
-        let (id, io) = self.streams.unless_stopped(begin).await?;
+        let (id, attached) = self.streams.unless_stopped(begin).await?;
         let inputs = requests.map(|request| request.and_then(attach_input));
-        Ok(Response::new(self.streams.feed(|out| session::attach(io, engine, id, inputs, out))))
+        // Answered before there are streams: only then does the client start the container.
+        Ok(Response::new(self.streams.feed(|out| async move {
+            let io = attached.await.map_err(status)?;
+            session::attach(io, engine, id, inputs, out).await
+        })))
     }
 
     type PullImageStream = Stream<PullImageResponse>;

@@ -6,31 +6,21 @@
 //!   client <──exit code, last──────── once the command has ended and its output is read
 //! ```
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use api_admin::{
-    MAX_CHUNK_BYTES,
-    v1::{Ended, SessionInput, SessionOutput, Size, Started, session_input, session_output},
+use api_admin::v1::{
+    Ended, SessionInput, SessionOutput, Size, Started, session_input, session_output,
 };
-use bytes::{BufMut, Bytes, BytesMut};
-use engine::{AttachChunk, AttachInput, AttachIo, AttachOutput, AttachStream, Engine, ExecSession};
-use engine::{ExecControl, ExecStdio, phase::ContainerPhase};
-use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
-    net::unix::pipe,
+use bytes::Bytes;
+use engine::{
+    AttachChunk, AttachInput, AttachIo, AttachOutput, AttachStream, Engine, ExecControl, ExecPipe,
+    ExecSession,
 };
+use tokio::{io::AsyncWriteExt, net::unix::pipe};
 use tokio_stream::{Stream, StreamExt};
-use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::{request::console_size, status::status, streams::Sender};
-
-/// Children that a command left may hold its output open for ever: after its end, this much
-/// silence is the end of its output too.
-const QUIET: Duration = Duration::from_millis(500);
-
-/// Between two looks at a container that is about to start.
-const LOOK: Duration = Duration::from_millis(1);
 
 /// Where a client's input goes.
 trait Keyboard {
@@ -64,46 +54,17 @@ pub(crate) async fn exec(
     send(&out, session_output::Output::Started(Started {})).await?;
     let keyboard = OfCommand { stdin: session.stdin.take(), control: session.control.clone() };
     let (stdout, stderr) = (session.stdout.take(), session.stderr.take());
-    let ended = CancellationToken::new();
     let all_output = async {
         tokio::join!(
-            pump(stdout, session_output::Output::Stdout, &out, &ended),
-            pump(stderr, session_output::Output::Stderr, &out, &ended)
+            pump(stdout, session_output::Output::Stdout, &out),
+            pump(stderr, session_output::Output::Stderr, &out)
         );
     };
-    let exit = async {
-        let code = session.wait().await;
-        ended.cancel();
-        code
-    };
     let code = tokio::select! {
-        (code, ()) = async { tokio::join!(exit, all_output) } => code.map_err(status)?,
+        (code, ()) = async { tokio::join!(session.wait(), all_output) } => code.map_err(status)?,
         gone = feed(inputs, keyboard) => return Err(gone),
     };
     send(&out, session_output::Output::Ended(Ended { exit_code: Some(code) })).await
-}
-
-/// Attaches as early as can be, if the container is only about to start. Cancel safe.
-///
-/// Usually that is before the first byte, but nothing makes the start wait for us: on a busy
-/// host the moment can pass between two looks. Only the engine could attach within the start.
-pub(crate) async fn attach_from_start(
-    engine: &Engine,
-    id: &str,
-    stdio: ExecStdio,
-) -> engine::Result<AttachIo> {
-    loop {
-        match engine.container(id)?.phase {
-            ContainerPhase::Making { .. } | ContainerPhase::Created => {}
-            // The task is created, then started: between the two is the moment.
-            ContainerPhase::Starting => match engine.attach(id, stdio).await {
-                Err(error) if error.kind() == base::Kind::NotFound => {}
-                attached => return attached,
-            },
-            _ => return engine.attach(id, stdio).await,
-        }
-        tokio::time::sleep(LOOK).await;
-    }
 }
 
 /// Not cancel safe, but harmless: a session that is dropped leaves the container alone.
@@ -125,32 +86,16 @@ pub(crate) async fn attach(
 
 /// Sends what a command writes, in pieces.
 async fn pump(
-    stream: Option<impl AsyncRead + Unpin>,
+    output: Option<ExecPipe>,
     piece: fn(Bytes) -> session_output::Output,
     out: &Sender<SessionOutput>,
-    ended: &CancellationToken,
 ) {
-    let Some(mut stream) = stream else { return };
-    let mut buffer = BytesMut::new();
-    loop {
-        buffer.reserve(MAX_CHUNK_BYTES);
-        let mut room = (&mut buffer).limit(MAX_CHUNK_BYTES);
-        let read = tokio::select! {
-            biased;
-            read = stream.read_buf(&mut room) => read,
-            () = silence_after(ended) => return,
-        };
-        // An error of a pipe is its end as far as the output goes.
-        let Ok(1..) = read else { return };
-        if send(out, piece(buffer.split().freeze())).await.is_err() {
+    let Some(mut output) = output else { return };
+    while let Some(bytes) = output.next().await {
+        if send(out, piece(bytes)).await.is_err() {
             return;
         }
     }
-}
-
-async fn silence_after(ended: &CancellationToken) {
-    ended.cancelled().await;
-    tokio::time::sleep(QUIET).await;
 }
 
 /// Sends what a container writes, until its output ends.

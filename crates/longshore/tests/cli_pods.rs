@@ -444,7 +444,6 @@ async fn a_shell_in_a_terminal() {
 
 /// Nothing follows a prompt: only who is there from the first byte sees it.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "attaching races with the start: on a busy host the prompt can be missed"]
 async fn the_first_prompt_is_seen() {
     let Some(node) = Node::start("the_first_prompt_is_seen", LONGSHORE).await else { return };
     let words = ["run", "--rm", "-it", "-e", "PS1=<prompt>", node.image(), "sh"];

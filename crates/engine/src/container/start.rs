@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use shim_client::{CreateTask, LogFormat, LogTarget, Shim, ShimError, Stdio};
 use tokio_util::sync::CancellationToken;
 
-use crate::{error::Result, owner::Turn, record::ContainerRecord, shared::Shared};
+use crate::{attach, error::Result, owner::Turn, record::ContainerRecord, shared::Shared};
 
 pub(crate) const OPERATION: &str = "start-container";
 pub(crate) const STAGES: [&str; 4] = ["create-task", "plugins", "start-task", "started"];
@@ -18,10 +18,12 @@ pub(crate) struct Started {
     pub(crate) at: Timestamp,
 }
 
-/// Creates the task, asks plugins and starts it; a task that is not started is deleted again.
+/// Creates the task, asks plugins, connects who waits for its streams, and starts it; a task
+/// that is not started is deleted again.
 pub(crate) async fn start(
     shared: Arc<Shared>,
     container: Arc<ContainerRecord>,
+    attaching: Arc<attach::Queue>,
     turn: Turn,
     evicted: CancellationToken,
 ) -> Result<Started> {
@@ -33,6 +35,7 @@ pub(crate) async fn start(
     let started = async {
         stage.at(STAGES[1]);
         shared.plugins.start(&shared, &container, pid, &evicted).await?;
+        attaching.connect(&shim, id).await;
         stage.at(STAGES[2]);
         Ok(shim.start(id).await?)
     };

@@ -12,6 +12,7 @@ use super::{
     slot::{Slot, send},
 };
 use crate::{
+    attach::{self, Waiter},
     container::{self, MakeContainer},
     error::{EngineError, Result},
     names::Outcome,
@@ -60,6 +61,7 @@ impl Owner {
             }
             Ask::Amend { id, resources, reply } => self.amend(id, *resources, reply),
             Ask::Evict { id, reason, reply } => self.evict(id, reason, reply).await,
+            Ask::Attach { id, waiter, reply } => send(reply, self.attach(id, waiter)),
             Ask::Deliver { container, reply } => send(reply, self.deliver(container).await),
             ask @ Ask::UpdatePod { .. } => {
                 self.updates.queue.push_back(ask);
@@ -201,8 +203,9 @@ impl Owner {
             Ok(container) => {
                 let slot = self.begin_work(id, Some(reply));
                 let (turn, evicted) = (Arc::clone(&slot.turn), slot.evicted.clone());
+                let attaching = Arc::clone(&slot.attaching);
                 let shared = Arc::clone(&self.shared);
-                let work = container::start::start(shared, container, turn, evicted);
+                let work = container::start::start(shared, container, attaching, turn, evicted);
                 self.child("start-container", work, move |started| News::Started { id, started });
             }
             Err(error) => send(reply, Err(error)),
@@ -315,12 +318,35 @@ impl Owner {
         if *phase == ContainerPhase::Created {
             let ended = self.advance(id, &ContainerEvent::Evicted { at: Timestamp::now() }).await?;
             self.tell_end(ended);
+            let (what, state) = ("container", "evicted".to_owned());
+            let never = EngineError::State { what, id, state, action: "attach to it" };
+            self.attaching(id).refuse(&never);
             return Ok(None);
         }
         if let Some(slot) = self.slots.get(&id) {
             slot.evicted.cancel();
         }
         self.signal(id, StopWith::Kill)
+    }
+
+    // === streams ===
+
+    fn attaching(&self, id: Id) -> Arc<attach::Queue> {
+        self.slots.get(&id).map(|slot| Arc::clone(&slot.attaching)).unwrap_or_default()
+    }
+
+    fn attach(&self, id: Id, waiter: Waiter) -> Result<()> {
+        let begins = match self.container(id)?.phase {
+            ContainerPhase::Making { .. } | ContainerPhase::Created => true,
+            ContainerPhase::Starting => self.starting(id),
+            _ => false,
+        };
+        let late = if begins { self.attaching(id).push(waiter) } else { Some(waiter) };
+        if let Some(waiter) = late {
+            let shim = self.shared.shim(self.pod.id)?;
+            self.shared.tasks.spawn(async move { waiter.attach(&shim, id.as_str()).await });
+        }
+        Ok(())
     }
 
     // === signals ===

@@ -144,6 +144,9 @@ impl Owner {
         }
         let result = started.map(drop).and(saved.map(drop));
         if let Some(slot) = self.slots.get_mut(&id) {
+            if let Err(error) = &result {
+                slot.attaching.refuse(error);
+            }
             slot.answer(result);
         }
         self.work_done(id).await;

@@ -1,12 +1,12 @@
 //! One container, as its pod's owner sees it.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{Ask, Life, Reply, Turn};
-use crate::{error::Result, names::Outcome};
+use crate::{attach, error::Result, names::Outcome};
 
 #[derive(Debug)]
 pub(super) struct Slot {
@@ -24,6 +24,8 @@ pub(super) struct Slot {
     pub(super) waiting: Option<Reply<()>>,
     /// Who waits for it to be made.
     pub(super) tell: Option<watch::Sender<Outcome>>,
+    /// Who wants its streams from the first byte on.
+    pub(super) attaching: Arc<attach::Queue>,
 }
 
 impl Default for Slot {
@@ -37,6 +39,7 @@ impl Default for Slot {
             evicted: CancellationToken::new(),
             waiting: None,
             tell: None,
+            attaching: Arc::default(),
         }
     }
 }

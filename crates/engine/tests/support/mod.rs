@@ -62,6 +62,12 @@ impl Host {
         self.dir().join("run")
     }
 
+    /// Where the network of a pod is pinned.
+    #[allow(dead_code, reason = "not every test looks into it")]
+    pub(crate) fn netns(&self, pod: &Id) -> PathBuf {
+        self.state().join("netns").join(format!("longshore-{pod}"))
+    }
+
     /// As a daemon opens it at its start.
     pub(crate) async fn open(&self) -> (Engine, Store) {
         fs::create_dir_all(self.state()).unwrap();

@@ -86,13 +86,13 @@ impl Foreground<'_> {
             await_start: true,
         }));
         let both = async {
-            let attached = async {
-                let attached = client.admin().attach(stream).await;
-                attached.told(format_args!("attach to {}", plan.full_name()))
-            };
-            tokio::try_join!(start(client, plan, made), attached)
+            // Once it is answered, nothing of what follows is missed.
+            let attached = client.admin().attach(stream).await;
+            let answers = attached.told(format_args!("attach to {}", plan.full_name()))?;
+            start(client, plan, made).await?;
+            Ok(answers)
         };
-        let ((), answers) = undone(client, plan, made, both).await?;
+        let answers = undone(client, plan, made, both).await?;
         Ok((requests, answers))
     }
 
