@@ -33,5 +33,7 @@ mod signal;
 mod stats;
 mod status;
 mod stream;
+mod streaming;
 
 pub use service::{Service, Slot};
+pub use streaming::{EngineStreams, Streaming};

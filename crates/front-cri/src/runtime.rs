@@ -20,8 +20,9 @@ use crate::{
     filter, metrics, pod, resources,
     service::Slot,
     stats,
-    status::{gone_is_done, status},
+    status::{busy, gone_is_done, status},
     stream,
+    streaming::{self, Streaming},
 };
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -29,11 +30,12 @@ type Answer<T> = Result<Response<T>, Status>;
 #[derive(Debug)]
 pub(crate) struct Runtime {
     slot: Slot,
+    streaming: Streaming,
 }
 
 impl Runtime {
-    pub(crate) fn new(slot: Slot) -> Self {
-        Self { slot }
+    pub(crate) fn new(slot: Slot, streaming: Streaming) -> Self {
+        Self { slot, streaming }
     }
 
     fn engine(&self) -> Result<&Engine, Status> {
@@ -422,11 +424,36 @@ impl RuntimeService for Runtime {
         })))
     }
 
+    // === streams ===
+
+    async fn exec(&self, request: Request<v1::ExecRequest>) -> Answer<v1::ExecResponse> {
+        let mut asked = streaming::exec(request.into_inner())?;
+        let record = self.engine()?.running_container(&asked.container).map_err(status)?;
+        asked.container = record.id.to_string();
+        let url = self.streaming.exec(asked).map_err(busy)?;
+        Ok(Response::new(v1::ExecResponse { url }))
+    }
+
+    async fn attach(&self, request: Request<v1::AttachRequest>) -> Answer<v1::AttachResponse> {
+        let mut asked = streaming::attach(request.into_inner())?;
+        let record = self.engine()?.running_container(&asked.container).map_err(status)?;
+        asked.container = record.id.to_string();
+        let url = self.streaming.attach(asked).map_err(busy)?;
+        Ok(Response::new(v1::AttachResponse { url }))
+    }
+
+    async fn port_forward(
+        &self,
+        request: Request<v1::PortForwardRequest>,
+    ) -> Answer<v1::PortForwardResponse> {
+        let mut asked = streaming::port_forward(request.into_inner())?;
+        asked.pod = self.engine()?.ready_pod(&asked.pod).map_err(status)?.id.to_string();
+        let url = self.streaming.port_forward(asked).map_err(busy)?;
+        Ok(Response::new(v1::PortForwardResponse { url }))
+    }
+
     unimplemented_rpcs! {
         unary {
-            exec(ExecRequest) -> ExecResponse = "Exec";
-            attach(AttachRequest) -> AttachResponse = "Attach";
-            port_forward(PortForwardRequest) -> PortForwardResponse = "PortForward";
             checkpoint_container(CheckpointContainerRequest) -> CheckpointContainerResponse = "CheckpointContainer";
             checkpoint_pod(CheckpointPodRequest) -> CheckpointPodResponse = "CheckpointPod";
             restore_pod(RestorePodRequest) -> RestorePodResponse = "RestorePod";

@@ -18,7 +18,7 @@ use telemetry::metrics::Registry;
 use tokio::time::Instant;
 use tonic::{Code, Status, body::Body, server::NamedService, service::Routes};
 
-use crate::{image::Image, rpc_metrics::RpcMetrics, runtime::Runtime};
+use crate::{image::Image, rpc_metrics::RpcMetrics, runtime::Runtime, streaming::Streaming};
 
 /// Where the engine will be: the socket is served before the engine is ready, and until
 /// then every call answers UNAVAILABLE, which the kubelet takes as "try again".
@@ -52,8 +52,8 @@ pub struct Service {
 }
 
 impl Service {
-    pub fn new(slot: Slot, registry: &mut Registry) -> Self {
-        let runtime = RuntimeServiceServer::new(Runtime::new(slot.clone()))
+    pub fn new(slot: Slot, streaming: Streaming, registry: &mut Registry) -> Self {
+        let runtime = RuntimeServiceServer::new(Runtime::new(slot.clone(), streaming))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         let image = ImageServiceServer::new(Image::new(slot.clone()))

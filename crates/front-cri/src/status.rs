@@ -22,6 +22,11 @@ impl From<Invalid> for Status {
     }
 }
 
+/// Clients of other URLs have to come first.
+pub(crate) fn busy(busy: ::stream::Busy) -> Status {
+    Status::resource_exhausted(busy.to_string())
+}
+
 /// CRI: to stop or remove what is gone succeeds. An ambiguous prefix is not gone, and
 /// neither is what failed because something else was missing.
 pub(crate) fn gone_is_done(result: engine::Result<()>) -> Result<(), Status> {

@@ -1,7 +1,7 @@
 //! The service as a client sees it, without a socket between.
 
 use api_cri::v1::{self, runtime_service_client::RuntimeServiceClient};
-use front_cri::{Service, Slot};
+use front_cri::{EngineStreams, Service, Slot, Streaming};
 use telemetry::metrics::Registry;
 use tonic::{Code, Status};
 
@@ -9,7 +9,10 @@ type Client = RuntimeServiceClient<Service>;
 
 /// A client of a service whose engine is not there yet.
 fn closed() -> Client {
-    RuntimeServiceClient::new(Service::new(Slot::default(), &mut Registry::default()))
+    let slot = Slot::default();
+    let streams = EngineStreams::new(slot.clone());
+    let streaming = Streaming::new(streams, "http://node", Default::default());
+    RuntimeServiceClient::new(Service::new(slot, streaming, &mut Registry::default()))
 }
 
 #[track_caller]

@@ -18,7 +18,7 @@ mod settings;
 use std::{
     collections::BTreeMap,
     fmt,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -54,6 +54,7 @@ settings! {
         default_handler: Option<String> => "\"crun\"";
         log: LogConfig = LogConfig::default();
         cri: CriConfig = CriConfig::default();
+        streaming: StreamingConfig = StreamingConfig::default();
         docker: DockerConfig = DockerConfig::default();
         metrics: MetricsConfig = MetricsConfig::default();
         nri: NriConfig = NriConfig::default();
@@ -80,6 +81,22 @@ settings! {
         socket: Option<PathBuf> => "\"/run/longshore/longshore.sock\"";
         /// How long events of containers are kept while nobody is there to read them.
         event_discard_age: Span = Span(Duration::from_secs(300));
+    }
+}
+
+settings! {
+    /// The server that the clients of exec, attach and port-forward are sent to.
+    StreamingConfig {
+        /// The address it listens on. Whoever reaches it needs a token, which the kubelet gets.
+        address: String = "127.0.0.1".into();
+        /// Its port; 0 is any that is free.
+        port: u16 = 0;
+        /// A connection on which nothing passes for so long is closed.
+        idle_timeout: Span = Span(Duration::from_secs(4 * 3600));
+        /// Encrypt with this certificate, and those that signed it, as PEM.
+        tls_certificate: Option<PathBuf> => "\"/etc/longshore/streaming.crt\"";
+        /// The private key of the certificate, as PEM.
+        tls_key: Option<PathBuf> => "\"/etc/longshore/streaming.key\"";
     }
 }
 
@@ -154,6 +171,7 @@ pub struct Settings {
     pub log_level: Level,
     pub log_format: Format,
     pub cri_socket: PathBuf,
+    pub streaming: Streaming,
     pub event_discard_age: Duration,
     pub docker_socket: PathBuf,
     pub metrics_socket: PathBuf,
@@ -161,6 +179,14 @@ pub struct Settings {
     pub nri: Nri,
     pub cni: Cni,
     pub registry_config_dir: PathBuf,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Streaming {
+    pub address: SocketAddr,
+    pub idle: Duration,
+    /// Certificate and key.
+    pub tls: Option<(PathBuf, PathBuf)>,
 }
 
 /// In the order in which they are tried as the default.
@@ -198,6 +224,7 @@ impl Config {
             log_format: log_format(&self.log.format)?,
             cri_socket: place.socket("cri.socket", self.cri.socket.as_ref(), "longshore.sock")?,
             event_discard_age: self.cri.event_discard_age.0,
+            streaming: self.streaming.check()?,
             docker_socket: place.socket(
                 "docker.socket",
                 self.docker.socket.as_ref(),
@@ -254,6 +281,27 @@ impl Config {
     }
 }
 
+impl StreamingConfig {
+    fn check(&self) -> Result<Streaming, ConfigError> {
+        let ip = self.address.parse::<IpAddr>();
+        let ip = ip.map_err(|_| one_of("streaming.address", &self.address, "an IP address"))?;
+        if self.idle_timeout.0.is_zero() {
+            return Err(value("streaming.idle_timeout", "must be more than nothing"));
+        }
+        let tls = match (&self.tls_certificate, &self.tls_key) {
+            (None, None) => None,
+            (Some(certificate), Some(key)) => Some((
+                absolute("streaming.tls_certificate", certificate)?,
+                absolute("streaming.tls_key", key)?,
+            )),
+            (Some(_), None) => return Err(value("streaming.tls_key", "is missing")),
+            (None, Some(_)) => return Err(value("streaming.tls_certificate", "is missing")),
+        };
+        let address = SocketAddr::new(ip, self.port);
+        Ok(Streaming { address, idle: self.idle_timeout.0, tls })
+    }
+}
+
 impl Settings {
     /// Keys that differ in `new` and that a running daemon cannot change.
     pub fn fixed_changes(&self, new: &Self) -> Vec<&'static str> {
@@ -265,6 +313,7 @@ impl Settings {
             ("log.format", self.log_format != new.log_format),
             ("cri.socket", self.cri_socket != new.cri_socket),
             ("cri.event_discard_age", self.event_discard_age != new.event_discard_age),
+            ("streaming", self.streaming != new.streaming),
             ("docker.socket", self.docker_socket != new.docker_socket),
             ("metrics.socket", self.metrics_socket != new.metrics_socket),
             ("metrics.tcp", self.metrics_tcp != new.metrics_tcp),
@@ -432,6 +481,15 @@ mod tests {
         refused(
             "cri.socket = '/a.sock'\nnri.socket = '/a.sock'",
             "nri.socket: /a.sock is cri.socket already",
+        );
+        refused(
+            "streaming.address = 'localhost'",
+            "streaming.address: \"localhost\" is not an IP address",
+        );
+        refused("streaming.tls_certificate = '/a'", "streaming.tls_key: is missing");
+        refused(
+            "streaming.idle_timeout = '0s'",
+            "streaming.idle_timeout: must be more than nothing",
         );
         refused(
             "metrics.tcp = 'here'",

@@ -14,6 +14,7 @@ mod metrics;
 mod parts;
 mod serve;
 mod socket;
+mod streaming;
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -79,6 +80,7 @@ impl Daemon {
     pub async fn start(settings: Settings) -> anyhow::Result<Self> {
         let ground = Ground::take(&settings)?;
         let (listeners, sockets) = listen(&settings).await?;
+        let streaming = streaming::listen(&settings.streaming).await?;
 
         let mut registry =
             telemetry::metrics::registry(VERSION, jiff::Timestamp::now().as_second());
@@ -88,7 +90,8 @@ impl Daemon {
         let streams = Streams::new(parts.stop_token());
         let paths = Paths { root: settings.root.clone(), state: settings.state.clone() };
         let admin = Admin::service(slot.cell(), paths, streams.clone());
-        let cri = front_cri::Service::new(slot.clone(), &mut registry).with(admin);
+        let streaming = streaming.serve(&mut parts, slot.clone());
+        let cri = front_cri::Service::new(slot.clone(), streaming, &mut registry).with(admin);
         parts.spawn("streams", async move {
             streams.ended().await;
             Ok(())

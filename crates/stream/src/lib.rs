@@ -31,3 +31,4 @@ pub use lanes::{Gone, Input, Output};
 pub use server::{Limits, Server};
 pub use tls::{TlsError, acceptor};
 pub use tokens::Busy;
+pub use tokio_rustls::TlsAcceptor as Acceptor;

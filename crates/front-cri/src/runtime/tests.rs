@@ -98,7 +98,10 @@ impl Node {
         let engine = Engine::open(config, store.clone(), Arc::new(NoImages)).await.unwrap();
         let (engine, slot) = (Arc::new(engine), Slot::default());
         slot.fill(Arc::clone(&engine));
-        let client = RuntimeServiceClient::new(Service::new(slot, &mut Registry::default()));
+        let streams = crate::EngineStreams::new(slot.clone());
+        let streaming = Streaming::new(streams, "http://node", Default::default());
+        let service = Service::new(slot, streaming, &mut Registry::default());
+        let client = RuntimeServiceClient::new(service);
         Self { client, engine, store, _home: home }
     }
 

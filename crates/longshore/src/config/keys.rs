@@ -2,7 +2,7 @@
 
 use super::{
     CniConfig, Config, CriConfig, DockerConfig, HandlerConfig, LogConfig, MetricsConfig, NriConfig,
-    RegistryConfig,
+    RegistryConfig, StreamingConfig,
     nri::{PolicyConfig, ValidatorConfig},
     settings::Setting,
 };
@@ -19,6 +19,7 @@ pub(super) struct Section {
 pub(super) const SECTIONS: &[Section] = &[
     Section { name: "log", settings: LogConfig::SETTINGS, named: false },
     Section { name: "cri", settings: CriConfig::SETTINGS, named: false },
+    Section { name: "streaming", settings: StreamingConfig::SETTINGS, named: false },
     Section { name: "docker", settings: DockerConfig::SETTINGS, named: false },
     Section { name: "metrics", settings: MetricsConfig::SETTINGS, named: false },
     Section { name: "nri", settings: NriConfig::SETTINGS, named: false },

@@ -69,6 +69,7 @@ mod tests {
                 }
                 !named && !line.contains("_handler") && !line.contains("tcp")
             })
+            .filter(|line| !line.contains("tls_"))
             .map(|line| match line.strip_prefix("# ") {
                 Some(rest) if rest.contains(" = \"") => format!("{rest}\n"),
                 _ => format!("{line}\n"),
