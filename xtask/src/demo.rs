@@ -22,10 +22,16 @@ mod walk;
 
 const DIR: &str = ".demo";
 
+const NETWORK: &str = r#"{"cniVersion": "1.0.0", "name": "demo", "plugins": [
+  {"type": "bridge", "bridge": "lsdemo0", "isGateway": true, "ipMasq": true, "ipam":
+    {"type": "host-local", "ranges": [[{"subnet": "10.89.0.0/24"}]], "dataDir": "LEASES"}},
+  {"type": "portmap", "capabilities": {"portMappings": true}}]}"#;
+
 const TICK: Duration = Duration::from_millis(50);
 /// For the daemon to answer, and again for it to stop.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Builds, and then tours in a network namespace of its own: bridges and rules go with it.
 pub(crate) fn run(root: &Path) -> Result<()> {
     say("building the daemon");
     let status = Command::new("cargo")
@@ -34,7 +40,17 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         .status()
         .context("run cargo build")?;
     ensure!(status.success(), "cargo build: {status}");
+    let own = std::env::current_exe().context("find the path of xtask")?;
+    let up = "ip link set lo up && exec \"$0\" demo-inside";
+    let mut inside = Command::new("unshare");
+    inside.args(["--net", "sh", "-c", up]).arg(own);
+    let status = inside.status().context("run unshare")?;
+    ensure!(status.success(), "the tour: {status}");
+    Ok(())
+}
 
+/// The tour itself.
+pub(crate) fn run_inside(root: &Path) -> Result<()> {
     let demo = Demo::prepare(root, bin_dir()?.join("longshore"))?;
     let result = demo.tour(walk::walk);
     if result.is_err() {
@@ -60,7 +76,15 @@ impl Demo {
         fs::create_dir(&demo.dir).with_context(|| format!("create {}", demo.dir.display()))?;
         // Empty, so that the host's own file does not take part.
         fs::write(demo.config(), "").context("write the demo's configuration")?;
+        demo.network().context("write the demo's network")?;
         Ok(demo)
+    }
+
+    fn network(&self) -> Result<()> {
+        let dir = self.dir.join("net.d");
+        fs::create_dir(&dir)?;
+        let conf = NETWORK.replace("LEASES", &self.dir.join("leases").to_string_lossy());
+        Ok(fs::write(dir.join("10-demo.conflist"), conf)?)
     }
 
     /// `walk` is what is shown between the start and the end.
@@ -104,6 +128,7 @@ impl Demo {
         command.arg("daemon").arg("--config").arg(self.config());
         command.arg("--root").arg(self.dir.join("lib"));
         command.arg("--state").arg(self.dir.join("run"));
+        command.arg("--cni-conf-dir").arg(self.dir.join("net.d"));
         command
     }
 

@@ -57,6 +57,7 @@ fn run(args: &[String]) -> Result<()> {
     match args[..] {
         ["setup"] => setup::run(),
         ["demo"] => demo::run(&root),
+        ["demo-inside"] => demo::run_inside(&root),
         ["test"] => stages::test(&root),
         ["check"] => stages::check(&root),
         ["test-long"] => stages::test_long(&root),

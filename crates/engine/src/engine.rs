@@ -220,6 +220,12 @@ impl Engine {
         Ok(self.shared.networks.set_pod_cidrs(cidrs).await?)
     }
 
+    /// For people who debug: the networks of each handler, and pods that DEL is still to be
+    /// done for, as JSON.
+    pub fn network_details(&self) -> serde_json::Value {
+        network::details(&self.shared)
+    }
+
     // === pods ===
 
     /// Makes a pod that is ready when this returns. A request with the name of one in
@@ -291,6 +297,7 @@ impl Engine {
             "processStatus": if shim.is_some() { "running" } else { "deleted" },
             "runtimeHandler": pod.handler,
             "directory": self.shared.layout.pod(&pod.id),
+            "networkNamespace": pod.own_network().then(|| self.shared.layout.netns(&pod.id)),
             "overhead": pod.overhead,
             "resources": pod.resources,
             "config": pod.request,

@@ -14,9 +14,11 @@ use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use base::Chain;
 use net::{Bandwidth, PodNet, Readiness};
+use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 
 use crate::{
+    config::Handler,
     error::{EngineError, Result},
     files::blocking,
     health::Health,
@@ -104,6 +106,23 @@ pub(crate) fn show(health: &Health, readiness: &Readiness) {
         }
         (None, None) => health.network.recover(),
     }
+}
+
+pub(crate) fn details(shared: &Shared) -> Value {
+    let of_handler = |handler: &Handler| {
+        let Readiness { networks, load_fault, status_fault } =
+            shared.networks.readiness(&handler.name).borrow().clone();
+        let networks: Vec<_> = networks.iter().map(|network| network.name.clone()).collect();
+        let told = json!({
+            "networks": networks, "loadFault": load_fault, "statusFault": status_fault,
+        });
+        (handler.name.clone(), told)
+    };
+    let left = |left: net::Leftover| json!({"pod": left.id, "failures": left.failures, "error": left.error});
+    json!({
+        "handlers": shared.config.handlers.iter().map(of_handler).collect::<Map<_, _>>(),
+        "leftovers": shared.networks.leftovers().into_iter().map(left).collect::<Vec<_>>(),
+    })
 }
 
 fn describe(pod: &PodRecord, netns: PathBuf) -> Result<PodNet> {

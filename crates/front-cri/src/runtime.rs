@@ -57,18 +57,22 @@ impl RuntimeService for Runtime {
     }
 
     async fn status(&self, request: Request<v1::StatusRequest>) -> Answer<v1::StatusResponse> {
-        let health = self.engine()?.health();
+        let engine = self.engine()?;
+        let health = engine.health();
         let conditions = vec![
             condition("RuntimeReady", &health.runtime),
             condition("NetworkReady", &health.network),
             deprecations(&health.deprecations),
         ];
         let info = if request.into_inner().verbose {
-            BTreeMap::from([("config".to_owned(), self.engine()?.details().to_string())])
+            BTreeMap::from([
+                ("config".to_owned(), engine.details().to_string()),
+                ("network".to_owned(), engine.network_details().to_string()),
+            ])
         } else {
             BTreeMap::new()
         };
-        let handlers = self.engine()?.handlers();
+        let handlers = engine.handlers();
         let features = v1::RuntimeFeatures {
             supplemental_groups_policy: true,
             user_namespaces_host_network: handlers

@@ -4,13 +4,17 @@
 
 use std::{
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Output},
     time::Duration,
 };
 
 use serde_json::{Value, json};
-use testkit::{DaemonProcess, GoTool, Node, registry::Registry};
+use testkit::{
+    DaemonProcess, GoTool, Node,
+    cni::{self, Traces, on_own_network},
+    registry::Registry,
+};
 
 const LONGSHORE: &str = env!("CARGO_BIN_EXE_longshore");
 
@@ -134,8 +138,6 @@ async fn wait_for_text(path: &std::path::Path, text: &str) -> bool {
     false
 }
 
-/// `pull, images, inspecti, runp, pods, inspectp, create, start, ps, inspect, logs, exec -s,
-/// update, stop, rm, stopp, rmp, rmi`.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_walk() {
     if !testkit::is_root() {
@@ -144,11 +146,64 @@ async fn the_walk() {
     let Some(program) = GoTool::Crictl.build().unwrap() else {
         return testkit::skip("the_walk", "crictl needs Go to be built");
     };
+    walk(program, Network::Host).await;
+}
+
+#[test]
+fn the_walk_on_a_bridge() {
+    let Some(program) = GoTool::Crictl.build().unwrap() else {
+        return testkit::skip("the_walk_on_a_bridge", "crictl needs Go to be built");
+    };
+    on_own_network("the_walk_on_a_bridge", || async {
+        let leases = tempfile::tempdir().unwrap();
+        walk(program, Network::Bridge(leases.path())).await;
+        assert_eq!(Traces::now(leases.path()).leases, [""; 0]);
+    });
+}
+
+/// Of the pod that walks.
+#[derive(Clone, Copy)]
+enum Network<'a> {
+    Host,
+    /// With its leases there.
+    Bridge(&'a Path),
+}
+
+impl Network<'_> {
+    fn of_pod(self) -> i32 {
+        match self {
+            Self::Host => 2,
+            Self::Bridge(_) => 0,
+        }
+    }
+
+    /// What the daemon says it is ready for, and what the pod has.
+    fn check(self, crictl: &Crictl, pod: &str) {
+        let network = &crictl.json(&["inspectp", pod])["status"]["network"];
+        let ready = &crictl.json(&["info"])["status"]["conditions"][1]["status"];
+        match self {
+            Self::Host => assert_eq!((network["ip"].as_str(), ready), (Some(""), &json!(false))),
+            Self::Bridge(_) => {
+                let ip = network["ip"].as_str().unwrap();
+                assert!(ip.starts_with("10.88.40.") && ready == true, "{network} {ready}");
+            }
+        }
+    }
+}
+
+/// `pull, images, inspecti, runp, pods, inspectp, create, start, ps, inspect, logs, exec -s,
+/// update, stop, rm, stopp, rmp, rmi`.
+async fn walk(program: PathBuf, network: Network<'_>) {
     let registry = Registry::start().await.unwrap();
     registry.push("test/busybox", "1", &testkit::image::busybox().unwrap());
     let image = format!("{}/test/busybox:1", registry.host());
     let mut daemon = DaemonProcess::start(LONGSHORE).await.unwrap();
     let crictl = Crictl::new(program, &daemon);
+    if let Network::Bridge(leases) = network {
+        let conf = cni::bridge(leases, &["10.88.40.0/24"]).to_string();
+        cni::configure(&daemon.root().join("cni/net.d"), "10.conflist", &conf);
+        wait_for_network(&crictl);
+    }
 
     crictl.run(&["pull", &image]);
     let images = crictl.json(&["images", "-o", "json"]);
@@ -165,7 +220,7 @@ async fn the_walk() {
             "metadata": { "name": "walk", "namespace": "default", "uid": "u1", "attempt": 1 },
             "log_directory": logs,
             "labels": { "app": "walk" },
-            "linux": { "security_context": { "namespace_options": { "network": 2 } },
+            "linux": { "security_context": { "namespace_options": { "network": network.of_pod() } },
                        "cgroup_parent": "/ls-walk" },
         }),
     );
@@ -183,6 +238,7 @@ async fn the_walk() {
     let pods = crictl.json(&["pods", "-o", "json", "--label", "app=walk"]);
     assert_eq!(pods["items"][0]["id"], pod.as_str());
     assert_eq!(crictl.json(&["inspectp", &pod])["status"]["state"], "SANDBOX_READY");
+    network.check(&crictl, &pod);
 
     let id = crictl.run(&["create", &pod, &container_config, &pod_config]);
     crictl.run(&["start", &id]);
@@ -219,6 +275,17 @@ async fn the_walk() {
     for hierarchy in fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
         let _ = fs::remove_dir(hierarchy.path().join("ls-walk"));
     }
+}
+
+/// The directory is followed: it takes a moment.
+fn wait_for_network(crictl: &Crictl) {
+    for _ in 0..600 {
+        if crictl.json(&["info"])["status"]["conditions"][1]["status"] == true {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    panic!("no network: {}", crictl.run(&["info"]));
 }
 
 /// The log once it has that many lines: the container writes when it likes.

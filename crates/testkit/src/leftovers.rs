@@ -79,6 +79,11 @@ impl Marks {
 
     fn marks(&self, pid: u32) -> bool {
         let proc = PathBuf::from(format!("/proc/{pid}"));
+        // A fork of ours that is not another program yet has all our descriptors.
+        let own = fs::read_link("/proc/self/exe").ok();
+        if own.is_some() && fs::read_link(proc.join("exe")).ok() == own {
+            return false;
+        }
         let within = |link: PathBuf| fs::read_link(link).is_ok_and(|to| to.starts_with(&self.home));
         let home = self.home.to_string_lossy();
         let named = fs::read(proc.join("cmdline"))

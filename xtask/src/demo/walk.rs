@@ -1,5 +1,5 @@
-//! What the demo shows: an image made offline, a container that serves a page, and a daemon
-//! that is killed in the middle without anybody noticing.
+//! What the demo shows: an image made offline, a container that serves a page, a daemon that
+//! is killed in the middle without anybody noticing, and two pods on a network.
 
 use std::{
     fs,
@@ -42,9 +42,37 @@ pub(super) fn walk(demo: &Demo, daemon: &mut Daemon) -> Result<()> {
     ensure!(again.contains(PAGE), "the new daemon does not reach the container");
 
     demo.show(&["rm", "-f", POD])?;
+    network(demo)?;
     demo.show(&["ps"])?;
     demo.show(&["image", "rm", IMAGE])?;
     Ok(())
+}
+
+/// Two pods with addresses of their own: one serves, the other and the host ask.
+fn network(demo: &Demo) -> Result<()> {
+    let serve = ["httpd", "-f", "-p", "80", "-h", "/www"];
+    let publish = ["run", "-d", "--name", "site", "-p", "8080:80", IMAGE];
+    demo.show(&[&publish[..], &serve].concat())?;
+    let beside = ["run", "-d", "--name", "guest", "--network", "pod", IMAGE];
+    demo.show(&[&beside[..], &["sleep", "1000"]].concat())?;
+    let pods = demo.show(&["ps"])?;
+    let ip = address_of(&pods, "site").context("the pod has no address")?;
+    let url = format!("http://{ip}/");
+    let heard = demo.show(&["exec", "guest", "wget", "-qO-", &url])?;
+    ensure!(heard.contains(PAGE), "one pod does not reach the other");
+    page("http://10.89.0.1:8080/").context("the published port is not reached")?;
+    demo.show(&["rm", "-f", "site", "guest"])?;
+    let leases = fs::read_dir(demo.dir.join("leases/demo")).context("look at the leases")?;
+    let names = leases.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let held: Vec<_> = names.filter(|name| name.starts_with("10.89.")).collect();
+    ensure!(held.is_empty(), "addresses are left: {}", held.join(", "));
+    Ok(())
+}
+
+/// In the list of `longshore ps`.
+fn address_of<'a>(list: &'a str, pod: &str) -> Option<&'a str> {
+    let row = list.lines().find(|line| line.split_whitespace().next() == Some(pod))?;
+    row.split_whitespace().find(|word| word.parse::<std::net::IpAddr>().is_ok())
 }
 
 impl Demo {
@@ -72,7 +100,7 @@ fn busybox(folder: &Path) -> Result<()> {
     fs::create_dir_all(&bin).context("make the image's folder")?;
     fs::create_dir_all(folder.join("www")).context("make the image's folder")?;
     fs::copy("/bin/busybox", bin.join("busybox")).context("copy busybox")?;
-    for applet in ["sh", "echo", "cat", "httpd", "sleep"] {
+    for applet in ["sh", "echo", "cat", "httpd", "sleep", "wget"] {
         symlink("busybox", bin.join(applet)).context("make the image's folder")?;
     }
     fs::write(folder.join("www/index.html"), format!("{PAGE}\n")).context("write the page")

@@ -1,15 +1,18 @@
 use std::{
+    collections::BTreeMap,
     io::{self, IsTerminal, Write},
     process::ExitCode,
     time::Duration,
 };
 
 use api_admin::v1::{ListStagesRequest, ListStagesResponse, Stage};
-use api_cri::v1::{Container, ContainerState, PodSandbox, PodSandboxState};
+use api_cri::v1::{
+    Container, ContainerState, PodSandbox, PodSandboxState, PodSandboxStatusRequest,
+};
 use base::time::{self, Timestamp};
 use clap::Args;
 use serde_json::{Value, json};
-use tonic::Streaming;
+use tonic::{Code, Streaming};
 
 use super::{
     client::{Client, DaemonArgs, Refusal, Told},
@@ -67,9 +70,10 @@ impl Ps {
             leave_out_ended(&mut objects);
         }
         sort(&mut objects);
+        let ips = addresses(client, &objects).await?;
         Ok(match self.json {
-            true => pretty(&json_of(&objects)),
-            false => table(&objects, Timestamp::now()),
+            true => pretty(&json_of(&objects, &ips)),
+            false => table(&objects, &ips, Timestamp::now()),
         })
     }
 
@@ -129,6 +133,29 @@ impl Screen {
     }
 }
 
+/// The first addresses of pods that are on a network of their own, by pod.
+type Addresses = BTreeMap<String, String>;
+
+/// Lists do not tell addresses; each answer comes from the daemon's memory.
+async fn addresses(client: &Client, objects: &Objects) -> anyhow::Result<Addresses> {
+    let ready = objects.pods.iter().filter(|pod| pod.state() == PodSandboxState::SandboxReady);
+    let mut ips = Addresses::new();
+    for pod in ready {
+        let request = PodSandboxStatusRequest { pod_sandbox_id: pod.id.clone(), verbose: false };
+        match client.cri().pod_sandbox_status(request).await {
+            Ok(answer) => {
+                let network = answer.into_inner().status.and_then(|status| status.network);
+                let ip = network.map(|network| network.ip).filter(|ip| !ip.is_empty());
+                ips.extend(ip.map(|ip| (pod.id.clone(), ip)));
+            }
+            // Gone since it was listed.
+            Err(status) if status.code() == Code::NotFound => {}
+            Err(status) => return Err(Refusal(status).into()),
+        }
+    }
+    Ok(ips)
+}
+
 fn leave_out_ended(objects: &mut Objects) {
     objects.pods.retain(|pod| pod.state() == PodSandboxState::SandboxReady);
     let live = [ContainerState::ContainerCreated, ContainerState::ContainerRunning];
@@ -141,8 +168,8 @@ fn sort(objects: &mut Objects) {
     objects.containers.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
 }
 
-fn table(objects: &Objects, now: Timestamp) -> String {
-    let mut table = Table::new(["NAME", "ID", "STATE", "AGE", "IMAGE"]);
+fn table(objects: &Objects, ips: &Addresses, now: Timestamp) -> String {
+    let mut table = Table::new(["NAME", "ID", "STATE", "AGE", "IP", "IMAGE"]);
     for pod in &objects.pods {
         let PodSandbox { id, created_at, .. } = pod;
         table.row([
@@ -150,6 +177,7 @@ fn table(objects: &Objects, now: Timestamp) -> String {
             short(id).to_owned(),
             pod_state(pod.state()).to_owned(),
             age_at(*created_at, now),
+            ips.get(id).cloned().unwrap_or_default(),
             String::new(),
         ]);
         objects.of_pod(pod).for_each(|container| table.row(row(objects, container, now)));
@@ -163,7 +191,7 @@ fn table(objects: &Objects, now: Timestamp) -> String {
     table.to_string()
 }
 
-fn row(objects: &Objects, container: &Container, now: Timestamp) -> [String; 5] {
+fn row(objects: &Objects, container: &Container, now: Timestamp) -> [String; 6] {
     let image = container.image.as_ref().map(|spec| {
         if spec.user_specified_image.is_empty() { &spec.image } else { &spec.user_specified_image }
     });
@@ -172,6 +200,7 @@ fn row(objects: &Objects, container: &Container, now: Timestamp) -> [String; 5] 
         short(&container.id).to_owned(),
         container_state(container.state()).to_owned(),
         age_at(container.created_at, now),
+        String::new(),
         image.cloned().unwrap_or_default(),
     ]
 }
@@ -199,7 +228,7 @@ fn age_at(nanos: i64, now: Timestamp) -> String {
     age(Duration::try_from(passed).unwrap_or_default())
 }
 
-fn json_of(objects: &Objects) -> Value {
+fn json_of(objects: &Objects, ips: &Addresses) -> Value {
     let pods = objects.pods.iter().map(|pod| {
         let meta = pod_metadata(pod);
         let containers: Vec<_> = objects.of_pod(pod).map(json_of_container).collect();
@@ -212,6 +241,7 @@ fn json_of(objects: &Objects) -> Value {
             "state": pod_state(pod.state()),
             "createdAt": time::from_unix_nanos(pod.created_at).to_string(),
             "handler": pod.runtime_handler,
+            "ip": ips.get(&pod.id),
             "labels": pod.labels,
             "containers": containers,
         })
@@ -271,6 +301,10 @@ mod tests {
         objects
     }
 
+    fn ips() -> Addresses {
+        Addresses::from([("b".repeat(64), "10.1.2.3".to_owned())])
+    }
+
     fn now() -> Timestamp {
         time::from_unix_nanos(7200 * SECOND)
     }
@@ -278,24 +312,24 @@ mod tests {
     #[test]
     fn pods_come_with_their_containers_oldest_first() {
         let want = "\
-NAME      ID            STATE      AGE   IMAGE
+NAME      ID            STATE      AGE   IP        IMAGE
 old       aaaaaaaaaaaa  not ready  2h
 old/done  cccccccccccc  exited     119m
-new       bbbbbbbbbbbb  ready      60m
+new       bbbbbbbbbbbb  ready      60m   10.1.2.3
 new/app   dddddddddddd  running    3m
 ";
-        assert_eq!(table(&objects(), now()), want);
+        assert_eq!(table(&objects(), &ips(), now()), want);
     }
 
     #[test]
     fn what_has_ended_is_shown_on_demand() {
         let mut objects = objects();
         leave_out_ended(&mut objects);
-        let text = table(&objects, now());
+        let text = table(&objects, &ips(), now());
         assert!(text.contains("new/app") && !text.contains("old"), "{text}");
         // A container may run in a pod that is lost: it must not be hidden.
         objects.pods.clear();
-        assert!(table(&objects, now()).contains("/app"));
+        assert!(table(&objects, &ips(), now()).contains("/app"));
     }
 
     #[test]
@@ -317,9 +351,10 @@ start-container  create-task  500ms  eeeeeeeeeeee  web/app
 
     #[test]
     fn json_has_whole_ids_and_times() {
-        let value = json_of(&objects());
+        let value = json_of(&objects(), &ips());
         assert_eq!(value[0]["name"], "old");
         assert_eq!(value[0]["createdAt"], "1970-01-01T00:00:00Z");
+        assert_eq!((&value[0]["ip"], &value[1]["ip"]), (&Value::Null, &json!("10.1.2.3")));
         assert_eq!(value[1]["containers"][0]["id"], "d".repeat(64));
         assert_eq!(value[1]["containers"][0]["state"], "running");
     }

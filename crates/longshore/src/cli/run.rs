@@ -7,6 +7,7 @@
 
 mod foreground;
 mod plan;
+mod ports;
 
 use std::{io::Write, process::ExitCode};
 
@@ -29,13 +30,13 @@ use super::{
     terminal::RawTerminal,
 };
 
-/// Run an image: a pod with one container, on the host's network.
+/// Run an image: a pod with one container, on the host's network or on one of its own.
 ///
 /// Ends with the exit code of the container, or with 125 if there is none to tell. Ctrl-C
 /// stops the container (a second one kills it); with -it it is a key like any other.
 ///
 ///     longshore run --rm -it docker.io/library/busybox sh
-///     longshore run -d --name web docker.io/library/nginx
+///     longshore run -d --name web -p 8080:80 docker.io/library/nginx
 ///     echo hello | longshore run --rm -i docker.io/library/busybox cat
 #[derive(Clone, Debug, Args)]
 #[command(verbatim_doc_comment)]
@@ -64,6 +65,12 @@ pub(super) struct Run {
     /// Run in this directory of the container.
     #[arg(short, long, value_name = "DIR")]
     workdir: Option<String>,
+    /// The host's network, or one of the pod's own, as CNI is configured [default: host]
+    #[arg(long, value_enum)]
+    network: Option<Network>,
+    /// Publish a port; may be repeated. Needs a network of the pod's own, which it implies.
+    #[arg(short, long, value_name = "[IP:]HOST:POD[/PROTOCOL]")]
+    publish: Vec<String>,
     /// The OCI runtime to run it with, by the name it is configured under.
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     handler: String,
@@ -74,6 +81,12 @@ pub(super) struct Run {
     /// What to run instead of the image's command.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Network {
+    Host,
+    Pod,
 }
 
 /// What was made.

@@ -2,6 +2,7 @@
 
 use std::{fs, time::Duration};
 
+use api_cri::v1::StatusRequest;
 use testkit::{Node, cni::on_own_network};
 use tokio::time::Instant;
 
@@ -87,6 +88,10 @@ async fn removed_all_the_same(world: &World, node: &Node, name: &str) {
     assert!(begun.elapsed() < Duration::from_secs(60), "{name}: {:?}", begun.elapsed());
     assert_eq!(cri.pods().await.unwrap(), []);
     assert_eq!(namespaces(node), 1, "{name}: DEL wants to find it");
+    let request = StatusRequest { verbose: true };
+    let told = cri.runtime().status(request).await.unwrap().into_inner().info;
+    let told: serde_json::Value = serde_json::from_str(&told["network"]).unwrap();
+    assert_eq!(told["leftovers"][0]["pod"], pod.id.as_str(), "{told}");
     assert!(node.daemon.stderr().contains("stays on its networks"), "{}", node.daemon.stderr());
 }
 

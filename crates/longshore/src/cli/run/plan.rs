@@ -9,11 +9,11 @@ use anyhow::bail;
 use api_cri::v1::{
     ContainerConfig, ContainerMetadata, ImageSpec, Int64Value, KeyValue, LinuxContainerConfig,
     LinuxContainerSecurityContext, LinuxPodSandboxConfig, LinuxSandboxSecurityContext,
-    NamespaceMode, NamespaceOption, PodSandboxConfig, PodSandboxMetadata,
+    NamespaceMode, NamespaceOption, PodSandboxConfig, PodSandboxMetadata, PortMapping,
 };
 use base::Id;
 
-use super::Run;
+use super::{Network, Run, ports};
 
 /// On pods that `longshore run` made.
 pub(in crate::cli) const LABEL: &str = "longshore.run";
@@ -31,6 +31,8 @@ pub(super) struct Plan {
     log_directory: PathBuf,
     run: Run,
     env: Vec<KeyValue>,
+    network: NamespaceMode,
+    ports: Vec<PortMapping>,
 }
 
 impl Plan {
@@ -43,7 +45,16 @@ impl Plan {
         };
         let log_directory = root.join("logs").join(&name);
         let env = run.env.iter().map(|text| variable(text)).collect::<anyhow::Result<_>>()?;
-        Ok(Self { name, container, log_directory, run: run.clone(), env })
+        let ports: Vec<_> =
+            run.publish.iter().map(|text| ports::parse(text)).collect::<anyhow::Result<_>>()?;
+        let network = match (run.network, ports.is_empty()) {
+            (Some(Network::Host), false) => {
+                bail!("--publish: a pod on the host's network has its ports there already")
+            }
+            (Some(Network::Host) | None, _) if ports.is_empty() => NamespaceMode::Node,
+            _ => NamespaceMode::Pod,
+        };
+        Ok(Self { name, container, log_directory, run: run.clone(), env, network, ports })
     }
 
     pub(super) fn full_name(&self) -> String {
@@ -59,7 +70,7 @@ impl Plan {
     }
 
     pub(super) fn pod(&self) -> PodSandboxConfig {
-        let namespaces = namespaces();
+        let own_network = self.network == NamespaceMode::Pod;
         PodSandboxConfig {
             metadata: Some(PodSandboxMetadata {
                 name: self.name.clone(),
@@ -68,11 +79,13 @@ impl Plan {
                 namespace: NAMESPACE.to_owned(),
                 attempt: 0,
             }),
+            hostname: if own_network { self.name.clone() } else { String::new() },
+            port_mappings: self.ports.clone(),
             log_directory: self.log_directory.to_string_lossy().into_owned(),
             labels: BTreeMap::from([(LABEL.to_owned(), "true".to_owned())]),
             linux: Some(LinuxPodSandboxConfig {
                 security_context: Some(LinuxSandboxSecurityContext {
-                    namespace_options: Some(namespaces),
+                    namespace_options: Some(self.namespaces()),
                     ..Default::default()
                 }),
                 ..Default::default()
@@ -84,7 +97,7 @@ impl Plan {
     pub(super) fn container(&self) -> ContainerConfig {
         let Run { image, command, workdir, interactive, tty, detach, user, .. } = &self.run;
         let mut security = LinuxContainerSecurityContext {
-            namespace_options: Some(namespaces()),
+            namespace_options: Some(self.namespaces()),
             ..Default::default()
         };
         match user.as_deref().map(|user| (user, user.parse())) {
@@ -110,15 +123,15 @@ impl Plan {
             ..Default::default()
         }
     }
-}
 
-/// The host's network, and processes of its own.
-fn namespaces() -> NamespaceOption {
-    NamespaceOption {
-        network: NamespaceMode::Node.into(),
-        pid: NamespaceMode::Container.into(),
-        ipc: NamespaceMode::Pod.into(),
-        ..Default::default()
+    /// Processes are its own.
+    fn namespaces(&self) -> NamespaceOption {
+        NamespaceOption {
+            network: self.network.into(),
+            pid: NamespaceMode::Container.into(),
+            ipc: NamespaceMode::Pod.into(),
+            ..Default::default()
+        }
     }
 }
 
@@ -193,6 +206,18 @@ mod tests {
         let options = pod.linux.unwrap().security_context.unwrap().namespace_options.unwrap();
         assert_eq!(options.network(), NamespaceMode::Node);
         assert_eq!(options.pid(), NamespaceMode::Container);
+    }
+
+    #[test]
+    fn a_published_port_means_a_network_of_its_own() {
+        let network = |words: &[&str]| plan(words).unwrap().namespaces().network();
+        assert_eq!(network(&["--network", "pod", "x"]), NamespaceMode::Pod);
+        assert_eq!(network(&["--network", "host", "x"]), NamespaceMode::Node);
+        assert_eq!(network(&["-p", "80:80", "x"]), NamespaceMode::Pod);
+        let pod = plan(&["-p", "80:8080", "--name", "web", "x"]).unwrap().pod();
+        assert_eq!((pod.hostname.as_str(), pod.port_mappings[0].container_port), ("web", 8080));
+        let error = plan(&["--network", "host", "-p", "80:80", "x"]).unwrap_err().to_string();
+        assert!(error.contains("has its ports there already"), "{error}");
     }
 
     #[test]
