@@ -48,6 +48,9 @@ pub struct CgroupHierarchy {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OciRuntime {
     pub binary: PathBuf,
+    /// What comes before its command.
+    #[serde(default)]
+    pub args: Vec<String>,
     /// Where it keeps its state (`--root`).
     pub root: PathBuf,
     /// systemd makes the cgroups, and changes them.

@@ -21,6 +21,10 @@ pub struct EngineConfig {
     pub handlers: Vec<Handler>,
     pub host: HostFacts,
     pub policy: Policy,
+    /// Where vendors describe devices, later directories winning.
+    pub cdi_dirs: Vec<PathBuf>,
+    /// Defines classes of block I/O, if it exists.
+    pub block_io_classes: PathBuf,
     pub cgroup_driver: CgroupDriver,
     pub limits: Limits,
     /// Longer lines of a log are cut into parts.
@@ -36,6 +40,8 @@ pub struct EngineConfig {
 pub struct Handler {
     pub name: String,
     pub binary: PathBuf,
+    /// Before every command of it.
+    pub args: Vec<String>,
     pub snapshotter: Option<String>,
     pub facts: HandlerFacts,
 }

@@ -78,6 +78,7 @@ impl Own<'_> {
             shim_binary: self.0.config.shim_binary.clone(),
             runtime: OciRuntime {
                 binary: handler.binary.clone(),
+                args: handler.args.clone(),
                 root: self.0.layout.runtime_root(&handler.name),
                 systemd_cgroup: self.0.config.cgroup_driver == CgroupDriver::Systemd,
             },

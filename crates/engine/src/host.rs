@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use oci::{Arch, CgroupFacts, CgroupVersion, HostFacts, Kernel};
 use sys::{
-    cgroup::{Layout, LayoutMode},
+    cgroup::{Layout, LayoutMode, Version},
     process::Capabilities,
 };
 
@@ -37,19 +37,20 @@ pub fn look() -> Result<HostFacts> {
         apparmor: fs::read_to_string("/sys/module/apparmor/parameters/enabled")
             .is_ok_and(|text| text.trim() == "Y"),
         selinux: Path::new("/sys/fs/selinux/enforce").exists(),
-        block_io_classes: Default::default(),
-        rdt_classes: None,
+        resctrl: Path::new("/sys/fs/resctrl/schemata").exists(),
     })
 }
 
 fn cgroup() -> Result<CgroupFacts> {
     let layout = Layout::detect()?;
+    let unified = layout.mode == LayoutMode::V2;
+    // On a host of v1 no OCI runtime uses what the v2 side has beside it.
+    let in_force = if unified { Version::V2 } else { Version::V1 };
     let controllers: BTreeSet<String> = CONTROLLERS
         .into_iter()
-        .filter(|name| layout.version_of(name).is_some())
+        .filter(|name| layout.version_of(name) == Some(in_force))
         .map(str::to_owned)
         .collect();
-    let unified = layout.mode == LayoutMode::V2;
     let version = if unified { CgroupVersion::V2 } else { CgroupVersion::V1 };
     let swap = if unified {
         // Only non-root groups have the file; ours is as good as any.

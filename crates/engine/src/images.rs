@@ -201,6 +201,16 @@ impl Images {
         Ok(&self.snapshots[&kind])
     }
 
+    /// A pull unpacks for the default snapshotter; another one gets an image when it is first
+    /// wanted there.
+    async fn unpack(&self, shelf: &Snapshots, image: &Digest, chain: &[Digest]) -> Result<()> {
+        if chain.last().is_none_or(|top| shelf.has(top)) {
+            return Ok(());
+        }
+        let _pulling = self.pulling.read().await;
+        Ok(self.content.unpack(image, shelf.snapshotter().name()).await?)
+    }
+
     async fn remove_snapshot(&self, key: &Key) -> Result<()> {
         for shelf in self.snapshots.values() {
             shelf.remove(key).await?;
@@ -245,6 +255,7 @@ impl Storage for Images {
     fn mount(&self, rootfs: NewRootfs) -> Boxed<'_, Result<()>> {
         Box::pin(async move {
             let shelf = self.shelf(rootfs.snapshotter.as_deref())?;
+            self.unpack(shelf, &rootfs.image, &rootfs.chain).await?;
             let options = PrepareOptions {
                 idmap: rootfs.mapping.as_ref().map(id_maps).transpose()?,
                 // A container of the CRI is started once: its root is mounted once.
@@ -263,6 +274,7 @@ impl Storage for Images {
     fn show(&self, view: NewView) -> Boxed<'_, Result<()>> {
         Box::pin(async move {
             let shelf = self.shelf(view.snapshotter.as_deref())?;
+            self.unpack(shelf, &view.image, &view.chain).await?;
             let options = PrepareOptions {
                 idmap: view.mapping.as_ref().map(id_maps).transpose()?,
                 volatile: false,

@@ -15,6 +15,8 @@ pub type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 #[derive(Clone, Debug)]
 pub struct NewRootfs {
     pub container: Id,
+    /// Whose layers they are, in case the snapshotter has to unpack them.
+    pub image: Digest,
     /// Chain ids of the layers, lowest first.
     pub chain: Vec<Digest>,
     /// The name of the snapshotter that the handler wants; `None` for the default.
@@ -31,6 +33,7 @@ pub struct NewView {
     pub container: Id,
     /// Which of the container's.
     pub number: usize,
+    pub image: Digest,
     pub chain: Vec<Digest>,
     pub snapshotter: Option<String>,
     pub target: PathBuf,

@@ -48,6 +48,15 @@ pub(crate) fn of_container(options: Option<v1::NamespaceOption>) -> Result<Names
     })
 }
 
+/// Another container that this one joins, where it is named by the beginning of its id.
+pub(crate) fn target_of(config: Option<&mut v1::ContainerConfig>) -> Option<&mut String> {
+    let security = config?.linux.as_mut()?.security_context.as_mut()?;
+    let options = security.namespace_options.as_mut()?;
+    let id = &mut options.target_id;
+    let partial = !id.is_empty() && id.parse::<Id>().is_err();
+    (known("pid", options.pid) == Ok(Mode::Target) && partial).then_some(id)
+}
+
 /// As the pod asked for them.
 pub(crate) fn wire(request: &PodRequest) -> v1::NamespaceOption {
     let shared = |namespace| match namespace {

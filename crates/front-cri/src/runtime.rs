@@ -17,7 +17,7 @@ use crate::{
     absent::unimplemented_rpcs,
     container, events,
     field::{Under, not_empty, not_windows},
-    filter, metrics, pod, resources,
+    filter, metrics, namespace, pod, resources,
     service::Slot,
     stats,
     status::{busy, gone_is_done, status},
@@ -197,8 +197,11 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<v1::CreateContainerRequest>,
     ) -> Answer<v1::CreateContainerResponse> {
-        let v1::CreateContainerRequest { pod_sandbox_id, config, sandbox_config } =
+        let v1::CreateContainerRequest { pod_sandbox_id, mut config, sandbox_config } =
             request.into_inner();
+        if let Some(target) = namespace::target_of(config.as_mut()) {
+            *target = self.engine()?.container(target).map_err(status)?.id.to_string();
+        }
         let pod = not_empty(POD_ID, pod_sandbox_id)?;
         pod::check_repeated(sandbox_config)?;
         let outdated = container::outdated(config.as_ref());

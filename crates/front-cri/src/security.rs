@@ -77,7 +77,7 @@ pub(crate) fn of_container(
     } = context.unwrap_or_default();
     Ok(SecurityRequest {
         privileged,
-        capabilities: capabilities_of(capabilities.unwrap_or_default())?,
+        capabilities: capabilities_of(capabilities.unwrap_or_default()),
         user: user(run_as_user, run_as_group, run_as_username)?,
         supplemental_groups: groups(supplemental_groups)?,
         groups_policy: match known("supplemental_groups_policy", supplemental_groups_policy)? {
@@ -96,15 +96,14 @@ pub(crate) fn of_container(
     })
 }
 
-fn capabilities_of(capability: v1::Capability) -> Result<CapabilityRequest> {
+fn capabilities_of(capability: v1::Capability) -> CapabilityRequest {
     let v1::Capability { add_capabilities, drop_capabilities, add_ambient_capabilities } =
         capability;
-    // To ignore them, as others do, would start a program without what it was promised.
-    if !add_ambient_capabilities.is_empty() {
-        let field = "capabilities.add_ambient_capabilities";
-        return Err(Invalid::new(field, "ambient capabilities are not supported"));
+    CapabilityRequest {
+        add: add_capabilities,
+        drop: drop_capabilities,
+        ambient: add_ambient_capabilities,
     }
-    Ok(CapabilityRequest { add: add_capabilities, drop: drop_capabilities })
 }
 
 /// A name wins over a number.
@@ -204,14 +203,6 @@ mod tests {
         refused(
             |c| c.supplemental_groups_policy = 2,
             "supplemental_groups_policy: unknown value 2",
-        );
-        refused(
-            |c| {
-                let add_ambient_capabilities = vec!["NET_RAW".into()];
-                c.capabilities =
-                    Some(v1::Capability { add_ambient_capabilities, ..Default::default() });
-            },
-            "capabilities.add_ambient_capabilities: ambient capabilities are not supported",
         );
         refused(
             |c| {

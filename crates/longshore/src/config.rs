@@ -10,6 +10,7 @@
 
 mod cni;
 mod file;
+mod handlers;
 mod keys;
 mod nri;
 mod sample;
@@ -26,8 +27,10 @@ use std::{
 use base::Span;
 pub use cni::Cni;
 pub use file::{ConfigError, load};
+pub use handlers::{HandlerConfig, HandlerSettings, Handlers};
 pub use nri::Nri;
 use nri::NriConfig;
+use oci::Policy;
 pub use sample::sample;
 use settings::settings;
 use telemetry::logs::{Format, Level};
@@ -60,6 +63,7 @@ settings! {
         nri: NriConfig = NriConfig::default();
         cni: CniConfig = CniConfig::default();
         registry: RegistryConfig = RegistryConfig::default();
+        containers: ContainersConfig = ContainersConfig::default();
         handlers: BTreeMap<String, HandlerConfig> = BTreeMap::new();
     }
 }
@@ -151,13 +155,24 @@ settings! {
 }
 
 settings! {
-    /// An OCI runtime that pods can name as their runtime class.
-    /// Without any such section, crun and runc are looked up on PATH.
-    HandlerConfig {
-        /// The OCI runtime: a name on PATH or an absolute path.
-        binary: PathBuf = PathBuf::new();
-        /// Network configurations for its pods. Unset: as for all others.
-        cni_conf_dir: Option<PathBuf> => "none";
+    /// What holds for all containers.
+    ContainersConfig {
+        /// Limit huge pages as asked. Off: such limits are ignored.
+        hugepages: bool = false;
+        /// With that on: refuse such a limit where the kernel has no hugetlb controller.
+        hugepages_required: bool = false;
+        /// The seccomp profile of containers that name none: "unconfined" or "default".
+        seccomp: String = "unconfined".into();
+        /// Pods with a network of their own bind low ports without a capability …
+        unprivileged_ports: bool = true;
+        /// … and ping.
+        unprivileged_icmp: bool = true;
+        /// Devices belong to the container's user, not to root.
+        device_ownership: bool = false;
+        /// Where vendors describe devices (CDI), later directories winning. Read when asked for.
+        cdi_dirs: Vec<PathBuf> = vec!["/etc/cdi".into(), "/var/run/cdi".into()];
+        /// Classes of block I/O that pods name by annotation. Read when asked for.
+        blockio_classes: Option<PathBuf> => "\"/etc/longshore/blockio.yaml\"";
     }
 }
 
@@ -179,6 +194,7 @@ pub struct Settings {
     pub nri: Nri,
     pub cni: Cni,
     pub registry_config_dir: PathBuf,
+    pub containers: Containers,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -189,15 +205,12 @@ pub struct Streaming {
     pub tls: Option<(PathBuf, PathBuf)>,
 }
 
-/// In the order in which they are tried as the default.
+/// What holds for all containers.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Handlers {
-    /// Whatever of the known runtimes is on PATH.
-    Search,
-    Given {
-        default: Option<String>,
-        binaries: Vec<(String, PathBuf)>,
-    },
+pub struct Containers {
+    pub policy: Policy,
+    pub cdi_dirs: Vec<PathBuf>,
+    pub blockio_classes: PathBuf,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -244,6 +257,7 @@ impl Config {
                 "/etc/longshore/certs.d",
                 "certs.d",
             )?,
+            containers: self.check_containers(&place)?,
             root,
             state,
         };
@@ -251,33 +265,28 @@ impl Config {
         Ok(settings)
     }
 
-    fn check_handlers(&self) -> Result<Handlers, ConfigError> {
-        if self.handlers.is_empty() && self.default_handler.is_none() {
-            return Ok(Handlers::Search);
-        }
-        let mut binaries = Vec::new();
-        for (name, handler) in &self.handlers {
-            let key = format!("handlers.{name}.binary");
-            if handler.binary.as_os_str().is_empty() {
-                return Err(value(key, "is missing: name the OCI runtime, e.g. \"crun\""));
-            }
-            let plain_name = handler.binary.components().count() == 1;
-            if !handler.binary.is_absolute() && !plain_name {
-                let why = format!("{} is neither a name nor absolute", handler.binary.display());
-                return Err(value(key, why));
-            }
-            binaries.push((name.clone(), handler.binary.clone()));
-        }
-        if let Some(default) = &self.default_handler {
-            // The default is tried first.
-            let Some(at) = binaries.iter().position(|(name, _)| name == default) else {
-                let why = format!("no [handlers.{default}] says what {default:?} is");
-                return Err(value("default_handler", why));
-            };
-            let first = binaries.remove(at);
-            binaries.insert(0, first);
-        }
-        Ok(Handlers::Given { default: self.default_handler.clone(), binaries })
+    fn check_containers(&self, place: &Place<'_>) -> Result<Containers, ConfigError> {
+        let given = &self.containers;
+        let policy = Policy {
+            unset_seccomp: handlers::seccomp("containers.seccomp".into(), &given.seccomp)?,
+            ignore_hugepages: !given.hugepages,
+            tolerate_missing_hugetlb: !given.hugepages_required,
+            device_ownership: given.device_ownership,
+            unprivileged_ports: given.unprivileged_ports,
+            unprivileged_icmp: given.unprivileged_icmp,
+            ..Policy::default()
+        };
+        let cdi_dirs = given.cdi_dirs.iter().map(|dir| absolute("containers.cdi_dirs", dir));
+        Ok(Containers {
+            policy,
+            cdi_dirs: cdi_dirs.collect::<Result<_, _>>()?,
+            blockio_classes: place.dir(
+                "containers.blockio_classes",
+                given.blockio_classes.as_ref(),
+                "/etc/longshore/blockio.yaml",
+                "blockio.yaml",
+            )?,
+        })
     }
 }
 
@@ -319,6 +328,7 @@ impl Settings {
             ("metrics.tcp", self.metrics_tcp != new.metrics_tcp),
             ("cni", self.cni != new.cni),
             ("registry.config_dir", self.registry_config_dir != new.registry_config_dir),
+            ("containers", self.containers != new.containers),
         ];
         changes.into_iter().filter(|(_, changed)| *changed).map(|(key, _)| key).collect()
     }
@@ -351,10 +361,9 @@ impl Settings {
             root: self.root.clone(),
             cni_conf_dir: self.cni.conf_dir.clone(),
             cni_bin_dirs: self.cni.bin_dirs.clone(),
-            runtimes: match &self.handlers {
-                Handlers::Search => Vec::new(),
-                Handlers::Given { binaries, .. } => binaries.clone(),
-            },
+            runtimes: (self.handlers.given().iter())
+                .map(|handler| (handler.name.clone(), handler.binary.clone()))
+                .collect(),
             driver: match self.cgroup_driver {
                 CgroupDriver::Auto => None,
                 CgroupDriver::Systemd => Some(probe::Driver::Systemd),
@@ -440,7 +449,7 @@ fn tcp_address(text: &str) -> Result<SocketAddr, ConfigError> {
     text.parse().map_err(|_| one_of("metrics.tcp", text, "an address and port, 127.0.0.1:9470"))
 }
 
-fn one_of(key: &'static str, got: &str, want: &str) -> ConfigError {
+fn one_of(key: impl Into<String>, got: &str, want: &str) -> ConfigError {
     value(key, format!("{got:?} is not {want}"))
 }
 
@@ -466,18 +475,6 @@ mod tests {
             "cgroup_driver: \"x\" is not \"auto\", \"systemd\" or \"cgroupfs\"",
         );
         refused("log.format = 'xml'", "log.format: \"xml\" is not \"text\" or \"json\"");
-        refused(
-            "[handlers.a]",
-            "handlers.a.binary: is missing: name the OCI runtime, e.g. \"crun\"",
-        );
-        refused(
-            "handlers.a.binary = './x/y'",
-            "handlers.a.binary: ./x/y is neither a name nor absolute",
-        );
-        refused(
-            "default_handler = 'kata'",
-            "default_handler: no [handlers.kata] says what \"kata\" is",
-        );
         refused(
             "cri.socket = '/a.sock'\nnri.socket = '/a.sock'",
             "nri.socket: /a.sock is cri.socket already",
@@ -525,13 +522,5 @@ mod tests {
         for path in paths {
             assert!(path.starts_with("/t"), "{}", path.display());
         }
-    }
-
-    #[test]
-    fn the_default_handler_is_tried_first() {
-        let toml = "default_handler = 'runc'\nhandlers.crun.binary = 'crun'\nhandlers.runc.binary = '/x/runc'";
-        let settings = toml::from_str::<Config>(toml).unwrap().check().unwrap();
-        let Handlers::Given { binaries, .. } = settings.handlers else { panic!("not searched") };
-        assert_eq!(binaries[0], ("runc".to_owned(), PathBuf::from("/x/runc")));
     }
 }

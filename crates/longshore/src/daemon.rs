@@ -20,8 +20,9 @@ use std::{path::PathBuf, sync::Arc};
 
 use anyhow::Context;
 use content::ContentConfig;
-use engine::{Engine, EngineConfig, Images, Limits, Metrics};
+use engine::{Engine, EngineConfig, Handler, Images, Limits, Metrics};
 use front_admin::{Admin, Paths, Streams};
+use oci::CgroupDriver;
 use parts::Parts;
 use serve::Protocol;
 use store::Store;
@@ -205,25 +206,34 @@ async fn open_engine(
     store: &Store,
     counters: Counters,
 ) -> anyhow::Result<Arc<Engine>> {
+    let cgroup_driver = handlers::cgroup_driver(settings);
+    let handlers = handlers::find(settings, cgroup_driver, store).await?;
     let looked = settings.clone();
-    let config = tokio::task::spawn_blocking(move || engine_config(&looked, counters)).await??;
+    let look = move || engine_config(&looked, cgroup_driver, handlers, counters);
+    let config = tokio::task::spawn_blocking(look).await??;
     let mut content = ContentConfig::new(settings.root.join("content"));
     content.registry.hosts_dirs = vec![settings.registry_config_dir.clone()];
     let images = Images::open(&settings.root, content, store).await?;
     Ok(Arc::new(Engine::open_with_images(config, store.clone(), Arc::new(images)).await?))
 }
 
-fn engine_config(settings: &Settings, counters: Counters) -> anyhow::Result<EngineConfig> {
-    let cgroup_driver = handlers::cgroup_driver(settings);
+fn engine_config(
+    settings: &Settings,
+    cgroup_driver: CgroupDriver,
+    handlers: Vec<Handler>,
+    counters: Counters,
+) -> anyhow::Result<EngineConfig> {
     Ok(EngineConfig {
         root: settings.root.clone(),
         state: settings.state.clone(),
         netns: settings.cni.netns_dir.clone(),
         network: settings.cni.client(std::env::var_os("PATH").unwrap_or_default()),
         shim_binary: shim_binary()?,
-        handlers: handlers::find(settings, cgroup_driver),
+        handlers,
         host: engine::host::look()?,
-        policy: oci::Policy::default(),
+        policy: settings.containers.policy.clone(),
+        cdi_dirs: settings.containers.cdi_dirs.clone(),
+        block_io_classes: settings.containers.blockio_classes.clone(),
         cgroup_driver,
         limits: Limits::default(),
         max_log_line: MAX_LOG_LINE,

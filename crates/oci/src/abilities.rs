@@ -43,6 +43,24 @@ impl Default for Abilities {
 }
 
 impl Abilities {
+    /// Each by a name for people, and whether it is there.
+    pub fn list(&self) -> [(&'static str, bool); 12] {
+        [
+            ("user namespaces", self.user_namespaces),
+            ("mounts with mapped ids", self.idmapped_mounts),
+            ("recursive read-only mounts", self.recursive_readonly),
+            ("seccomp", self.seccomp),
+            ("AppArmor", self.apparmor),
+            ("SELinux", self.selinux),
+            ("RDT", self.intel_rdt),
+            ("swappiness", self.swappiness),
+            ("huge pages", self.hugepages),
+            ("unified", self.unified),
+            ("network devices", self.net_devices),
+            ("memory policy", self.memory_policy),
+        ]
+    }
+
     /// From what the runtime answers to `features`. One that does not know the question is old,
     /// and gets only what every runtime has had for ever.
     ///

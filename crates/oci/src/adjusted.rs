@@ -56,7 +56,7 @@ fn check_linux(before: &Linux, after: &Linux, limits: Limits<'_>) -> Result<()> 
         return Err(limits.unable("memory_policy"));
     }
     if after.intel_rdt().is_some() && after.intel_rdt() != before.intel_rdt() {
-        if limits.host.rdt_classes.is_none() {
+        if !limits.host.resctrl {
             return host("rdt", "resctrl");
         }
         if !abilities.intel_rdt {

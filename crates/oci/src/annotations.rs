@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use base::Labels;
 
-use crate::builder::Inputs;
+use crate::{builder::Inputs, request::ContainerRequest};
 
 /// Kata, gVisor and others read these; the names are the ones they know.
 const PREFIX: &str = "io.kubernetes.cri.";
@@ -13,7 +13,7 @@ const PREFIX: &str = "io.kubernetes.cri.";
 pub(crate) fn build(inputs: &Inputs<'_>) -> HashMap<String, String> {
     let pod = inputs.pod;
     let passed = |labels: &'_ Labels, patterns: &[String]| -> Vec<(String, String)> {
-        let any = |key: &str| patterns.iter().any(|pattern| matches(pattern, key));
+        let any = |key: &str| patterns.iter().any(|pattern| path_matches(pattern, key));
         let pairs = labels.into_iter().filter(|(key, _)| any(key));
         pairs.map(|(key, value)| (key.clone(), value.clone())).collect()
     };
@@ -44,22 +44,39 @@ pub(crate) struct Class<'a> {
     pub(crate) field: String,
 }
 
-pub(crate) fn class<'a>(inputs: &Inputs<'a>, kind: &str) -> Option<Class<'a>> {
+/// The classes that a container of this pod is asked to be in, by name: what has to be looked up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Classes<'a> {
+    pub block_io: Option<&'a str>,
+    pub rdt: Option<&'a str>,
+}
+
+pub fn classes<'a>(request: &'a ContainerRequest, pod_annotations: &'a Labels) -> Classes<'a> {
+    let name = |kind: &str| class(request, pod_annotations, kind).map(|class| class.name);
+    Classes { block_io: name("blockio"), rdt: name("rdt") }
+}
+
+pub(crate) fn asked_class<'a>(inputs: &Inputs<'a>, kind: &str) -> Option<Class<'a>> {
+    class(inputs.request, &inputs.pod.annotations, kind)
+}
+
+fn class<'a>(request: &'a ContainerRequest, pod: &'a Labels, kind: &str) -> Option<Class<'a>> {
     let own = format!("{PREFIX}{kind}-class");
-    let for_one = format!("{kind}.resources.beta.kubernetes.io/container.{}", inputs.request.name);
+    let for_one = format!("{kind}.resources.beta.kubernetes.io/container.{}", request.name);
     let for_all = format!("{kind}.resources.beta.kubernetes.io/pod");
-    let (request, pod) = (&inputs.request.annotations, &inputs.pod.annotations);
-    [(request, own), (pod, for_one), (pod, for_all)].into_iter().find_map(|(labels, key)| {
-        let name = labels.get(&key)?;
-        Some(Class { name, field: format!("annotations[{key:?}]") })
-    })
+    [(&request.annotations, own), (pod, for_one), (pod, for_all)].into_iter().find_map(
+        |(labels, key)| {
+            let name = labels.get(&key)?;
+            Some(Class { name, field: format!("annotations[{key:?}]") })
+        },
+    )
 }
 
 // === patterns ===
 
 /// As shells match paths: `*` and `?` stop at `/`, `[a-z]` and `[^a-z]` take one character, `\`
 /// takes the next one as it is. A pattern that makes no sense matches nothing.
-fn matches(pattern: &str, text: &str) -> bool {
+pub fn path_matches(pattern: &str, text: &str) -> bool {
     let pattern: Vec<char> = pattern.chars().collect();
     let text: Vec<char> = text.chars().collect();
     matches_from(&pattern, &text)
@@ -143,7 +160,7 @@ mod tests {
     #[test]
     fn patterns() {
         let check = |pattern: &str, text: &str, want| {
-            assert_eq!(matches(pattern, text), want, "{pattern} on {text}");
+            assert_eq!(path_matches(pattern, text), want, "{pattern} on {text}");
         };
         check("a.b/c", "a.b/c", true);
         check("a.b/c", "a.b/cd", false);
@@ -171,19 +188,19 @@ mod tests {
     proptest! {
         #[test]
         fn no_pattern_panics(pattern in "[a/*?\\[\\]^\\\\-]{0,12}", text in "[a/b]{0,12}") {
-            matches(&pattern, &text);
+            path_matches(&pattern, &text);
         }
 
         #[test]
         fn a_text_matches_itself_quoted(text: String) {
             let quoted: String = text.chars().flat_map(|c| ['\\', c]).collect();
-            prop_assert!(matches(&quoted, &text));
+            prop_assert!(path_matches(&quoted, &text));
         }
 
         #[test]
         fn many_stars_stay_quick(stars in 1_usize..60) {
             let pattern = "*a".repeat(stars) + "b";
-            matches(&pattern, &"a".repeat(2000));
+            path_matches(&pattern, &"a".repeat(2000));
         }
     }
 }

@@ -96,7 +96,7 @@ pub fn build(inputs: &Inputs<'_>) -> Result<Built> {
         .set_user(process::user_to_spec(&user))
         .set_capabilities(Some(capabilities::to_spec(&capabilities)));
 
-    confine(inputs, &mut linux, &mut process, &capabilities)?;
+    confine(inputs, &mut linux, &mut process, &capabilities.all)?;
     let ignored = limit(inputs, &mut linux, devices)?;
     let cgroup = inputs.cgroup()?;
     linux.set_cgroups_path(Some(cgroup.spec.clone()));
@@ -186,8 +186,8 @@ fn confine(
 
 fn limit(inputs: &Inputs<'_>, linux: &mut Linux, devices: Devices) -> Result<Vec<Ignored>> {
     let mut resources = linux.resources().clone().unwrap_or_default();
-    if let Some(class) = annotations::class(inputs, "blockio") {
-        let Some(block_io) = inputs.host.block_io_classes.get(class.name) else {
+    if let Some(class) = annotations::asked_class(inputs, "blockio") {
+        let Some(block_io) = &inputs.container.classes.block_io else {
             let why = format!("no block I/O class {:?}", class.name);
             return Err(OciError::NotFound { field: class.field, why });
         };

@@ -32,23 +32,37 @@ pub(crate) const DEFAULT: [&str; 14] = [
 
 const FIELD: &str = "security.capabilities";
 
+/// What a container may do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Granted {
+    pub(crate) all: BTreeSet<String>,
+    /// Of these, what its programs keep though they are not root's.
+    pub(crate) ambient: BTreeSet<String>,
+}
+
 /// `ALL` first, whichever list it is in, then one by one; what is added and dropped by name is
 /// dropped.
 pub(crate) fn resolve(
     request: &CapabilityRequest,
     start: &BTreeSet<String>,
     ours: &BTreeSet<String>,
-) -> Result<BTreeSet<String>> {
+) -> Result<Granted> {
     let (add_all, add) = names(&request.add, "add")?;
     let (drop_all, drop) = names(&request.drop, "drop")?;
+    let (ambient_all, mut ambient) = names(&request.ambient, "ambient")?;
     let mut set = match (add_all, drop_all) {
         (_, true) => BTreeSet::new(),
         (true, false) => ours.clone(),
         (false, false) => start.clone(),
     };
     set.extend(add);
+    set.extend(ambient.iter().cloned());
     set.retain(|name| !drop.contains(name) && ours.contains(name));
-    Ok(set)
+    if ambient_all {
+        ambient.clone_from(&set);
+    }
+    ambient.retain(|name| set.contains(name));
+    Ok(Granted { all: set, ambient })
 }
 
 /// Whether `ALL` is among them, and the rest as the kernel spells it.
@@ -71,16 +85,21 @@ fn names(list: &[String], which: &str) -> Result<(bool, BTreeSet<String>)> {
     Ok((all, names))
 }
 
-/// Ambient and inheritable stay empty: a set-uid program inside gains nothing by them.
-pub(crate) fn to_spec(names: &BTreeSet<String>) -> LinuxCapabilities {
-    let set: Capabilities = names.iter().filter_map(|name| capability(name)).collect();
+/// Ambient and inheritable stay empty unless asked for: a set-uid program inside gains nothing by
+/// them. The kernel wants what is ambient to be inheritable.
+pub(crate) fn to_spec(granted: &Granted) -> LinuxCapabilities {
+    let known = |names: &BTreeSet<String>| -> Capabilities {
+        names.iter().filter_map(|name| capability(name)).collect()
+    };
+    let set = known(&granted.all);
+    let ambient = (!granted.ambient.is_empty()).then(|| known(&granted.ambient));
     let mut capabilities = LinuxCapabilities::default();
     capabilities
         .set_bounding(Some(set.clone()))
         .set_effective(Some(set.clone()))
         .set_permitted(Some(set))
-        .set_inheritable(None)
-        .set_ambient(None);
+        .set_inheritable(ambient.clone())
+        .set_ambient(ambient);
     capabilities
 }
 
@@ -105,10 +124,10 @@ mod tests {
     #[track_caller]
     fn check(add: &[&str], drop: &[&str], want: &[&str]) {
         let list = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-        let request = CapabilityRequest { add: list(add), drop: list(drop) };
+        let request = CapabilityRequest { add: list(add), drop: list(drop), ambient: vec![] };
         let ours = set(&["CHOWN", "KILL", "NET_ADMIN", "SYS_ADMIN"]);
         let got = resolve(&request, &set(&["CHOWN", "KILL", "NET_RAW"]), &ours).unwrap();
-        assert_eq!(got, set(want), "add {add:?} drop {drop:?}");
+        assert_eq!(got, Granted { all: set(want), ambient: set(&[]) }, "add {add:?} drop {drop:?}");
     }
 
     #[test]
@@ -124,13 +143,37 @@ mod tests {
     }
 
     #[test]
+    fn what_is_ambient_is_among_the_rest() {
+        let check = |ambient: &[&str], drop: &[&str], want: &[&str]| {
+            let list = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+            let request =
+                CapabilityRequest { add: vec![], drop: list(drop), ambient: list(ambient) };
+            let ours = set(&["CHOWN", "KILL", "NET_ADMIN"]);
+            let got = resolve(&request, &set(&["CHOWN", "KILL"]), &ours).unwrap();
+            assert_eq!(got.ambient, set(want), "{ambient:?} {drop:?}");
+            assert!(got.all.is_superset(&got.ambient));
+            let spec = to_spec(&got);
+            assert_eq!(spec.inheritable(), spec.ambient());
+        };
+        check(&[], &[], &[]);
+        check(&["KILL"], &[], &["KILL"]);
+        check(&["NET_ADMIN"], &[], &["NET_ADMIN"]);
+        check(&["NET_ADMIN", "SYS_BOOT"], &["ALL"], &["NET_ADMIN"]);
+        check(&["ALL"], &["KILL"], &["CHOWN"]);
+        check(&["KILL"], &["KILL"], &[]);
+    }
+
+    #[test]
     fn what_we_lack_is_left_out() {
         check(&["SYS_RESOURCE"], &[], &["CHOWN", "KILL"]);
     }
 
     #[test]
     fn an_unknown_name_is_refused() {
-        let request = CapabilityRequest { add: vec!["KILL".into(), "FLY".into()], drop: vec![] };
+        let request = CapabilityRequest {
+            add: vec!["KILL".into(), "FLY".into()],
+            ..CapabilityRequest::default()
+        };
         let error = resolve(&request, &BTreeSet::new(), &BTreeSet::new()).unwrap_err();
         assert_eq!(error.to_string(), "security.capabilities.add[1]: \"FLY\" is not a capability");
     }
@@ -138,6 +181,7 @@ mod tests {
     #[test]
     fn every_default_is_a_capability() {
         let names: BTreeSet<String> = DEFAULT.map(str::to_owned).into();
-        assert_eq!(from_spec(Some(&to_spec(&names))), names);
+        let granted = Granted { all: names.clone(), ambient: BTreeSet::new() };
+        assert_eq!(from_spec(Some(&to_spec(&granted))), names);
     }
 }

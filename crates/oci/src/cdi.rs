@@ -73,6 +73,12 @@ pub(crate) struct Name {
 /// How device plugins asked before there was a field for it.
 const ANNOTATION_PREFIX: &str = "cdi.k8s.io/";
 
+/// Whether the request names any.
+pub fn is_asked(request: &ContainerRequest) -> bool {
+    let by_annotation = |(key, _): (&String, &String)| key.starts_with(ANNOTATION_PREFIX);
+    !request.cdi_devices.is_empty() || request.annotations.into_iter().any(by_annotation)
+}
+
 /// Every device of the request once, by field or by annotation.
 pub(crate) fn names(request: &ContainerRequest) -> Result<Vec<Name>> {
     let by_field = request

@@ -38,6 +38,7 @@ pub struct ContainerFacts {
     /// What the SELinux request came to on this host.
     pub selinux: Option<SelinuxLabels>,
     pub devices: DeviceFacts,
+    pub classes: ClassFacts,
     /// The host's path of the program that reaps, where the request asks for one.
     pub init: Option<PathBuf>,
 }
@@ -85,6 +86,15 @@ pub struct DeviceNode {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
+}
+
+/// What there is of what [`crate::classes`] names.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ClassFacts {
+    /// What that class means; `None` if nobody defined it.
+    pub block_io: Option<LinuxBlockIo>,
+    /// Directories of resctrl; `None` where it is not mounted.
+    pub rdt: Option<BTreeSet<String>>,
 }
 
 /// The text of two files of the root file system; `None` where there is no such file.
@@ -153,10 +163,8 @@ pub struct HostFacts {
     pub seccomp: bool,
     pub apparmor: bool,
     pub selinux: bool,
-    /// Classes somebody defined on this host, by name.
-    pub block_io_classes: BTreeMap<String, LinuxBlockIo>,
-    /// Directories of resctrl; `None` where it is not mounted.
-    pub rdt_classes: Option<BTreeSet<String>>,
+    /// RDT can be used.
+    pub resctrl: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -243,6 +251,8 @@ pub struct HandlerFacts {
     /// Containers may write their own cgroup. v2 only.
     pub cgroup_writable: bool,
     pub privileged_devices: PrivilegedDevices,
+    /// Stands in for a seccomp request that says nothing, before what the policy has.
+    pub unset_seccomp: Option<Profile>,
 }
 
 impl Default for HandlerFacts {
@@ -257,6 +267,7 @@ impl Default for HandlerFacts {
             container_annotations: Vec::new(),
             cgroup_writable: false,
             privileged_devices: PrivilegedDevices::Host,
+            unset_seccomp: None,
         }
     }
 }
@@ -282,7 +293,7 @@ pub enum PrivilegedDevices {
 // === policy ===
 
 /// What the operator decided for all containers.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// Stands in for a seccomp request that says nothing.
     pub unset_seccomp: Profile,

@@ -16,6 +16,7 @@
 mod abilities;
 mod adjusted;
 mod annotations;
+mod block_io;
 mod builder;
 mod capabilities;
 pub mod cdi;
@@ -38,14 +39,16 @@ mod user;
 
 pub use abilities::Abilities;
 pub use adjusted::check_adjusted;
+pub use annotations::{Classes, classes, path_matches};
+pub use block_io::{BlockIoClasses, FindDevices};
 pub use builder::{Built, Inputs, build};
 pub use cgroup::{CgroupPath, container_cgroup_path, pod_cgroup_path};
 pub use devices::device_paths;
 pub use error::{OciError, Result};
 pub use facts::{
-    Accounts, Arch, CgroupDriver, CgroupFacts, CgroupVersion, ContainerFacts, DeviceFacts,
-    DeviceNode, HandlerFacts, HostFacts, Kernel, NamespacePaths, PodFacts, PodFiles, Policy,
-    PrivilegedDevices, SelinuxLabels, SourceFacts, SourcePropagation,
+    Accounts, Arch, CgroupDriver, CgroupFacts, CgroupVersion, ClassFacts, ContainerFacts,
+    DeviceFacts, DeviceNode, HandlerFacts, HostFacts, Kernel, NamespacePaths, PodFacts, PodFiles,
+    Policy, PrivilegedDevices, SelinuxLabels, SourceFacts, SourcePropagation,
 };
 pub use json::to_json;
 pub use linux::{from_linux, resources_of, to_linux, update_linux};

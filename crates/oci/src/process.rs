@@ -1,6 +1,9 @@
 //! The first process of a container, and those that join it later.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
 
 use oci_spec::runtime::{
     Box as ConsoleBox, BoxBuilder, PosixRlimit, PosixRlimitBuilder, PosixRlimitType, Process, Spec,
@@ -9,7 +12,7 @@ use oci_spec::runtime::{
 
 use crate::{
     builder::Inputs,
-    capabilities,
+    capabilities::{self, Granted},
     error::{OciError, Result},
     facts::{Accounts, HostFacts},
     request::{ConsoleSize, ContainerRequest, ExecRequest, ImageFacts, NamespaceMode, Rlimit},
@@ -274,7 +277,8 @@ pub fn exec_process(
         process.set_user(user_to_spec(&user::resolve_exec(&request.user, accounts)?));
     }
     if request.privileged {
-        process.set_capabilities(Some(capabilities::to_spec(&host.capabilities)));
+        let all = Granted { all: host.capabilities.clone(), ambient: BTreeSet::new() };
+        process.set_capabilities(Some(capabilities::to_spec(&all)));
         process.set_apparmor_profile(None).set_selinux_label(None);
         process.set_no_new_privileges(Some(false));
     }

@@ -179,6 +179,8 @@ pub enum Profile {
 pub struct CapabilityRequest {
     pub add: Vec<String>,
     pub drop: Vec<String>,
+    /// Added too, and kept by programs that a user other than root executes.
+    pub ambient: Vec<String>,
 }
 
 /// Neither: the image says, else root.

@@ -7,7 +7,7 @@ use oci_spec::runtime::{LinuxIntelRdt, LinuxSeccomp};
 use crate::{
     annotations,
     builder::Inputs,
-    capabilities,
+    capabilities::{self, Granted},
     error::{OciError, Result},
     facts::SelinuxLabels,
     request::{Profile, SelinuxRequest},
@@ -44,15 +44,12 @@ pub(crate) fn check_privileged(inputs: &Inputs<'_>) -> Result<()> {
 }
 
 /// Lists do not narrow "privileged": that is what it means on every engine.
-pub(crate) fn capabilities(
-    inputs: &Inputs<'_>,
-    base: Option<BTreeSet<String>>,
-) -> Result<BTreeSet<String>> {
+pub(crate) fn capabilities(inputs: &Inputs<'_>, base: Option<BTreeSet<String>>) -> Result<Granted> {
     let security = &inputs.request.security;
     let ours = &inputs.host.capabilities;
     let start = base.unwrap_or_else(|| inputs.policy.capabilities.iter().cloned().collect());
     let set = capabilities::resolve(&security.capabilities, &start, ours)?;
-    Ok(if security.privileged { ours.clone() } else { set })
+    Ok(if security.privileged { Granted { all: ours.clone(), ..set } } else { set })
 }
 
 /// `base` is a base spec's, kept where the request is silent.
@@ -65,7 +62,10 @@ pub(crate) fn seccomp(
     let asked = inputs.request.security.seccomp.as_ref();
     let profile = match asked {
         None if base.is_some() && !inputs.request.security.privileged => return Ok(base),
-        asked => asked.unwrap_or(&inputs.policy.unset_seccomp),
+        asked => {
+            let unset = inputs.handler.unset_seccomp.as_ref();
+            asked.or(unset).unwrap_or(&inputs.policy.unset_seccomp)
+        }
     };
     if *profile == Profile::Unconfined || inputs.request.security.privileged {
         return Ok(None);
@@ -189,8 +189,8 @@ pub(crate) fn paths(
 }
 
 pub(crate) fn rdt(inputs: &Inputs<'_>) -> Result<Option<LinuxIntelRdt>> {
-    let Some(class) = annotations::class(inputs, "rdt") else { return Ok(None) };
-    let Some(known) = &inputs.host.rdt_classes else {
+    let Some(class) = annotations::asked_class(inputs, "rdt") else { return Ok(None) };
+    let Some(known) = &inputs.container.classes.rdt else {
         return Err(OciError::Host { field: class.field, what: "resctrl" });
     };
     if !known.contains(class.name) {

@@ -77,8 +77,16 @@ pub enum Broken {
 /// Blocks for as long as the slowest takes, at most a few times
 /// [`Settings::limit`]; leaves no process, cgroup, mount or file.
 pub fn runtimes(host: &HostPaths, settings: &Settings) -> Vec<Runtime> {
+    try_runtimes(host, settings, &candidates(host, settings))
+}
+
+/// Tries these, each with a container; the results are in their order. As [`runtimes`].
+pub fn try_runtimes(
+    host: &HostPaths,
+    settings: &Settings,
+    candidates: &[(String, PathBuf)],
+) -> Vec<Runtime> {
     let found = Hierarchies::find(host);
-    let candidates = candidates(host, settings);
     parallel(candidates.iter().map(|(name, path)| {
         let found = &found;
         move || probe(host, settings, found, name, path)
@@ -92,7 +100,8 @@ pub fn choose_runtime(runtimes: &[Runtime]) -> Option<&Runtime> {
     working.min_by_key(|runtime| rank(runtime).unwrap_or(KNOWN.len()))
 }
 
-fn candidates(host: &HostPaths, settings: &Settings) -> Vec<(String, PathBuf)> {
+/// What [`runtimes`] would try: names and paths, the first choice first.
+pub fn candidates(host: &HostPaths, settings: &Settings) -> Vec<(String, PathBuf)> {
     if settings.runtimes.is_empty() {
         let on_path = |name: &&str| Some(((*name).to_owned(), host.program(name)?));
         return KNOWN.iter().filter_map(on_path).collect();

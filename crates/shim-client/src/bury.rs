@@ -254,7 +254,7 @@ fn delete(runtime: &OciRuntime, id: &str) -> io::Result<()> {
         if runtime.systemd_cgroup {
             command.arg("--systemd-cgroup");
         }
-        command.arg("delete").args(force.then_some("--force")).arg(id);
+        command.args(&runtime.args).arg("delete").args(force.then_some("--force")).arg(id);
         let output = command.output()?;
         if output.status.success() || !runtime.root.join(id).exists() {
             return Ok(());

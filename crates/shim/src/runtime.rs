@@ -108,7 +108,7 @@ impl Runtime {
         if self.config.systemd_cgroup {
             command.arg("--systemd-cgroup");
         }
-        command.arg(step).args(args).current_dir(bundle);
+        command.args(&self.config.args).arg(step).args(args).current_dir(bundle);
         command.stdin(streams.stdin).stdout(streams.stdout).stderr(streams.stderr);
         let child = with_usual_umask(|| command.spawn()).map_err(Error::io(doing()))?;
         // The command holds our copies of the streams.

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use base::Id;
+use base::{Id, Labels};
 use oci::{
     Accounts, ContainerFacts, ContainerRequest, DeviceFacts, DeviceKind, DeviceNode, MountRequest,
     MountSource, NamespaceMode, Profile, SeccompProfile, SourceFacts, SourcePropagation,
@@ -17,7 +17,7 @@ use oci::{
 use rustix::fs::{Mode, OFlags, major, minor};
 use sys::{beneath::Root, mount::Table};
 
-use super::images;
+use super::{classes, images};
 use crate::error::{EngineError, Result};
 
 /// No file we parse is larger on a sane system.
@@ -32,6 +32,8 @@ pub(super) struct Known<'a> {
     pub(super) pids: &'a BTreeMap<Id, u32>,
     pub(super) device_paths: Vec<PathBuf>,
     pub(super) volumes: BTreeMap<PathBuf, PathBuf>,
+    pub(super) pod_annotations: &'a Labels,
+    pub(super) block_io_classes: &'a Path,
     /// Where the image of a mount is shown.
     pub(super) image: &'a dyn Fn(usize) -> PathBuf,
 }
@@ -47,6 +49,7 @@ pub(super) fn gather(known: &Known<'_>) -> Result<ContainerFacts> {
         seccomp: seccomp(request)?,
         selinux: None,
         devices: devices(known)?,
+        classes: classes::gather(known.block_io_classes, request, known.pod_annotations)?,
         init: None,
     })
 }

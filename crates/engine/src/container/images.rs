@@ -60,6 +60,7 @@ async fn show_one(
     let view = NewView {
         container: container.id,
         number,
+        image: image.id.clone(),
         chain: image.chain,
         snapshotter: shared.handler(&pod.handler)?.snapshotter.clone(),
         target,

@@ -118,7 +118,7 @@ fn put(
     }
     let updated = oci::update_linux(spec, &linux, limits)?;
     if let Some(class) = asked.rdt_class.as_deref() {
-        let rdt = plugins::rdt(shared, class).map_err(|e| EngineError::invalid("rdt_class", e))?;
+        let rdt = plugins::rdt(class).map_err(|e| EngineError::invalid("rdt_class", e))?;
         let mut linux = spec.linux().clone().unwrap_or_default();
         linux.set_intel_rdt(rdt);
         spec.set_linux(Some(linux));

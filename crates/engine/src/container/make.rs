@@ -169,6 +169,7 @@ impl MakeContainer {
     fn rootfs(&self) -> Result<NewRootfs> {
         Ok(NewRootfs {
             container: self.container.id,
+            image: self.container.image.id.clone(),
             chain: self.container.image.chain.clone(),
             snapshotter: self.shared.handler(&self.pod.handler)?.snapshotter.clone(),
             target: self.shared.layout.rootfs(&self.pod.id, &self.container.id),
@@ -235,7 +236,7 @@ fn make_spec(
 ) -> Result<(Box<Spec>, Made)> {
     let handler = shared.handler(&pod.handler)?;
     let request = &effective(pod, &container.request.container);
-    let cdi = oci::cdi::Registry::default();
+    let cdi = cdi(&shared.config.cdi_dirs, request);
     let rootfs = shared.layout.rootfs(&pod.id, &container.id);
     let known = Known {
         id: container.id,
@@ -244,6 +245,8 @@ fn make_spec(
         pids: &pids(shared, pod.id),
         device_paths: oci::device_paths(request, &cdi)?.into_iter().collect(),
         volumes: volumes_of(shared, pod, container)?,
+        pod_annotations: &pod.request.annotations,
+        block_io_classes: &shared.config.block_io_classes,
         image: &|number| shared.layout.image(&pod.id, &container.id, number),
     };
     let built = oci::build(&oci::Inputs {
@@ -268,6 +271,19 @@ fn make_spec(
         ..Made::default()
     };
     Ok((Box::new(built.spec), made))
+}
+
+/// Read when somebody asks for a device, so that one described a moment ago counts. A file that
+/// is of no use takes nothing with it but its own devices.
+fn cdi(dirs: &[PathBuf], request: &ContainerRequest) -> oci::cdi::Registry {
+    if !oci::cdi::is_asked(request) {
+        return oci::cdi::Registry::default();
+    }
+    let (registry, faults) = oci::cdi::load(dirs);
+    for fault in faults {
+        tracing::warn!(error = %base::Chain(&fault), "CDI file not used");
+    }
+    registry
 }
 
 /// What the request means in this pod. Clients leave the PID namespace unset, which reads

@@ -6,7 +6,7 @@ use nri::{HostError, Propagation};
 use oci::{LinuxBlockIo, LinuxIntelRdt};
 use sys::mount::Table;
 
-use crate::shared::Shared;
+use crate::{container::classes, shared::Shared};
 
 pub(super) struct Host {
     shared: Arc<Shared>,
@@ -20,16 +20,16 @@ impl Host {
 
 /// A class of block I/O that somebody defined on this host.
 pub(crate) fn block_io(shared: &Shared, class: &str) -> Result<LinuxBlockIo, HostError> {
-    let known = shared.config.host.block_io_classes.get(class);
-    known.cloned().ok_or_else(|| format!("no block I/O class {class:?} is defined here").into())
+    let known = classes::block_io(&shared.config.block_io_classes, class)?;
+    known.ok_or_else(|| format!("no block I/O class {class:?} is defined here").into())
 }
 
 /// What a class of RDT means; nothing, where there is no class.
-pub(crate) fn rdt(shared: &Shared, class: &str) -> Result<Option<LinuxIntelRdt>, HostError> {
+pub(crate) fn rdt(class: &str) -> Result<Option<LinuxIntelRdt>, HostError> {
     if class.is_empty() {
         return Ok(None);
     }
-    let Some(known) = &shared.config.host.rdt_classes else {
+    let Some(known) = classes::rdt()? else {
         return Err("resctrl is not available on this host".into());
     };
     if !known.contains(class) {
@@ -46,7 +46,7 @@ impl nri::Host for Host {
     }
 
     fn rdt(&self, class: &str) -> Result<LinuxIntelRdt, HostError> {
-        Ok(rdt(&self.shared, class)?.unwrap_or_default())
+        Ok(rdt(class)?.unwrap_or_default())
     }
 
     fn propagation(&self, source: &Path) -> Result<Propagation, HostError> {

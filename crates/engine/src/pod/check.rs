@@ -78,6 +78,7 @@ mod tests {
         let handler = Handler {
             name: "old".into(),
             binary: "/x".into(),
+            args: Vec::new(),
             snapshotter: None,
             facts: HandlerFacts { abilities, ..HandlerFacts::default() },
         };

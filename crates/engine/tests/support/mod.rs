@@ -75,6 +75,7 @@ impl Host {
         let handler = Handler {
             name: "runc".into(),
             binary: "/usr/sbin/runc".into(),
+            args: Vec::new(),
             snapshotter: None,
             facts: HandlerFacts { name: "runc".into(), ..HandlerFacts::default() },
         };
@@ -87,6 +88,8 @@ impl Host {
             handlers: vec![handler],
             host: engine::host::look().unwrap(),
             policy: oci::Policy::default(),
+            cdi_dirs: Vec::new(),
+            block_io_classes: "/nowhere/classes".into(),
             cgroup_driver: CgroupDriver::Cgroupfs,
             limits: Limits::default(),
             max_log_line: 16384,

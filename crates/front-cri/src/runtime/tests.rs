@@ -88,6 +88,8 @@ impl Node {
             handlers: Vec::new(),
             host: host::look().unwrap(),
             policy: Policy::default(),
+            cdi_dirs: Vec::new(),
+            block_io_classes: "/nowhere/classes".into(),
             cgroup_driver: CgroupDriver::Systemd,
             limits: Limits::default(),
             max_log_line: 16384,

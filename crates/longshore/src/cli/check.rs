@@ -5,7 +5,8 @@ use std::{
 };
 
 use clap::Args;
-use probe::{HostPaths, Paint, Verdict};
+use oci::Abilities;
+use probe::{HostPaths, Paint, Row, Runtime, Verdict};
 
 use super::daemon::SettingsArgs;
 
@@ -26,7 +27,8 @@ impl Check {
     pub(super) fn run(self, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         let settings = self.settings.settings()?;
         let path: OsString = std::env::var_os("PATH").unwrap_or_default();
-        let report = probe::check(&HostPaths::real(&path), &settings.probe());
+        let mut report = probe::check(&HostPaths::real(&path), &settings.probe());
+        report.rows.extend(report.runtimes.iter().filter_map(abilities));
         if self.json {
             serde_json::to_writer_pretty(&mut *out, &report.json())?;
             writeln!(out)?;
@@ -40,6 +42,24 @@ impl Check {
             Verdict::Fail => ExitCode::FAILURE,
         })
     }
+}
+
+/// What a runtime lacks is refused by name when a container asks for it.
+fn abilities(runtime: &Runtime) -> Option<Row> {
+    runtime.works.as_ref().ok()?;
+    let all = Abilities::of_features(runtime.features.as_ref()).list();
+    let of = |wanted: bool| -> Vec<&str> {
+        all.iter().filter(|(_, able)| *able == wanted).map(|(name, _)| *name).collect()
+    };
+    let lacks = of(false);
+    Some(Row {
+        group: "OCI runtimes",
+        name: format!("{} can", runtime.name),
+        verdict: Verdict::Ok,
+        found: of(true).join(", "),
+        reason: if lacks.is_empty() { String::new() } else { format!("not {}", lacks.join(", ")) },
+        remedy: None,
+    })
 }
 
 /// Of the terminal, or what reads well in a file.

@@ -163,9 +163,10 @@ mod tests {
         let settings = args.settings().unwrap();
         assert_eq!(settings.root, PathBuf::from("/flag"));
         assert_eq!(settings.state, PathBuf::from("/file-state"));
-        let Handlers::Given { default, binaries } = settings.handlers else { panic!("given") };
+        let Handlers::Given { default, handlers } = settings.handlers else { panic!("given") };
         assert_eq!(default.as_deref(), Some("z"));
-        assert_eq!(binaries, [("z".into(), "zz".into()), ("b".into(), "/b".into())]);
+        let given: Vec<_> = handlers.iter().map(|h| (h.name.as_str(), h.binary.clone())).collect();
+        assert_eq!(given, [("z", "zz".into()), ("b", "/b".into())]);
     }
 
     #[test]

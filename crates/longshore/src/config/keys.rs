@@ -1,8 +1,8 @@
 //! Which keys there are, and which one a misspelt key was meant to be.
 
 use super::{
-    CniConfig, Config, CriConfig, DockerConfig, HandlerConfig, LogConfig, MetricsConfig, NriConfig,
-    RegistryConfig, StreamingConfig,
+    CniConfig, Config, ContainersConfig, CriConfig, DockerConfig, HandlerConfig, LogConfig,
+    MetricsConfig, NriConfig, RegistryConfig, StreamingConfig,
     nri::{PolicyConfig, ValidatorConfig},
     settings::Setting,
 };
@@ -27,6 +27,7 @@ pub(super) const SECTIONS: &[Section] = &[
     Section { name: "nri.plugins", settings: PolicyConfig::SETTINGS, named: true },
     Section { name: "cni", settings: CniConfig::SETTINGS, named: false },
     Section { name: "registry", settings: RegistryConfig::SETTINGS, named: false },
+    Section { name: "containers", settings: ContainersConfig::SETTINGS, named: false },
     Section { name: "handlers", settings: HandlerConfig::SETTINGS, named: true },
 ];
 

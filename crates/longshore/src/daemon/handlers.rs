@@ -1,40 +1,151 @@
 //! Which OCI runtimes the engine is given.
+//!
+//! Each has really run a container once; that takes a tenth of a second, and is remembered for as
+//! long as the binary is the same and the machine runs.
 
-use std::ffi::OsString;
+use std::{
+    ffi::OsString,
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
+use anyhow::Context;
 use engine::Handler;
-use oci::{Abilities, CgroupDriver, HandlerFacts};
-use probe::HostPaths;
+use oci::{Abilities, CgroupDriver, HandlerFacts, PrivilegedDevices, Spec};
+use probe::{HostPaths, Runtime};
+use serde::{Deserialize, Serialize};
+use store::{Record, Store};
 
-use crate::config::{self, Settings};
+use crate::config::{self, HandlerSettings, Settings};
 
-/// Those that work, the default first. Each has really run a container; that takes a tenth
-/// of a second. Blocking.
-pub(super) fn find(settings: &Settings, driver: CgroupDriver) -> Vec<Handler> {
-    let path: OsString = std::env::var_os("PATH").unwrap_or_default();
-    let host = HostPaths::real(&path);
-    let mut runtimes = probe::runtimes(&host, &settings.probe());
-    for runtime in &runtimes {
-        if let Err(broken) = &runtime.works {
-            tracing::warn!(handler = runtime.name, reason = %broken, "OCI runtime not used");
+/// A runtime that works, as it was found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct TriedRuntime {
+    name: String,
+    seen: Seen,
+    spec_version: String,
+    features: Option<serde_json::Value>,
+}
+
+/// What a trial is good for: the same file, in the same boot, with the same cgroups.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Seen {
+    path: PathBuf,
+    modified: (i64, i64),
+    bytes: u64,
+    boot: String,
+    systemd: bool,
+}
+
+impl Record for TriedRuntime {
+    const TABLE: &'static str = "tried_runtimes";
+    const VERSION: u32 = 1;
+    type Key = String;
+
+    fn key(&self) -> String {
+        self.name.clone()
+    }
+}
+
+/// Those that work, the default first.
+pub(super) async fn find(
+    settings: &Settings,
+    driver: CgroupDriver,
+    store: &Store,
+) -> anyhow::Result<Vec<Handler>> {
+    let table = store.table::<TriedRuntime>()?;
+    let (known, looked) = (table.list(), settings.clone());
+    let found = tokio::task::spawn_blocking(move || try_all(&looked, driver, &known)).await?;
+    for tried in &found {
+        if table.get(&tried.name).as_deref() != Some(tried) {
+            table.put(tried.clone()).await?;
         }
     }
-    runtimes.retain(|runtime| runtime.works.is_ok());
-    runtimes
-        .into_iter()
-        .map(|runtime| Handler {
-            facts: HandlerFacts {
-                name: runtime.name.clone(),
-                oci_version: runtime.spec_version.clone(),
-                cgroup_driver: driver,
-                abilities: Abilities::of_features(runtime.features.as_ref()),
-                ..HandlerFacts::default()
-            },
-            name: runtime.name,
-            binary: runtime.path,
-            snapshotter: None,
-        })
-        .collect()
+    found.into_iter().map(|tried| handler(settings, driver, tried)).collect()
+}
+
+/// Blocking.
+fn try_all(
+    settings: &Settings,
+    driver: CgroupDriver,
+    known: &[Arc<TriedRuntime>],
+) -> Vec<TriedRuntime> {
+    let path: OsString = std::env::var_os("PATH").unwrap_or_default();
+    let host = HostPaths::real(&path);
+    let wanted = probe::candidates(&host, &settings.probe());
+    let remembered = |(name, path): &(String, PathBuf)| {
+        let seen = see(path, driver)?;
+        known.iter().find(|tried| tried.name == *name && tried.seen == seen)
+    };
+    let new: Vec<_> = wanted.iter().filter(|one| remembered(one).is_none()).cloned().collect();
+    if !new.is_empty() {
+        let names: Vec<_> = new.iter().map(|(name, _)| name.as_str()).collect();
+        tracing::info!(names = ?names, "OCI runtimes tried, each with a container");
+    }
+    let mut tried = probe::try_runtimes(&host, &settings.probe(), &new).into_iter();
+    let found = wanted.iter().filter_map(|one| match remembered(one) {
+        Some(known) => Some(TriedRuntime::clone(known)),
+        None => tried.next().and_then(|runtime| judge(runtime, driver)),
+    });
+    found.collect()
+}
+
+fn judge(runtime: Runtime, driver: CgroupDriver) -> Option<TriedRuntime> {
+    if let Err(broken) = &runtime.works {
+        tracing::warn!(handler = runtime.name, reason = %broken, "OCI runtime not used");
+        return None;
+    }
+    let seen = see(&runtime.path, driver)?;
+    let Runtime { name, spec_version, features, .. } = runtime;
+    Some(TriedRuntime { name, seen, spec_version, features })
+}
+
+fn see(path: &Path, driver: CgroupDriver) -> Option<Seen> {
+    let meta = fs::metadata(path).ok()?;
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(Seen {
+        path: path.to_owned(),
+        modified: (meta.mtime(), meta.mtime_nsec()),
+        bytes: meta.size(),
+        boot: boot.trim().to_owned(),
+        systemd: driver == CgroupDriver::Systemd,
+    })
+}
+
+fn handler(
+    settings: &Settings,
+    driver: CgroupDriver,
+    tried: TriedRuntime,
+) -> anyhow::Result<Handler> {
+    let given = settings.handlers.given().iter().find(|handler| handler.name == tried.name);
+    let facts = HandlerFacts {
+        name: tried.name.clone(),
+        oci_version: tried.spec_version,
+        cgroup_driver: driver,
+        abilities: Abilities::of_features(tried.features.as_ref()),
+        base_spec: given.map(base_spec).transpose()?.flatten(),
+        pod_annotations: given.map(|h| h.pod_annotations.clone()).unwrap_or_default(),
+        container_annotations: given.map(|h| h.container_annotations.clone()).unwrap_or_default(),
+        cgroup_writable: given.is_some_and(|h| h.cgroup_writable),
+        privileged_devices: given.map_or(PrivilegedDevices::Host, |h| h.privileged_devices),
+        unset_seccomp: given.and_then(|h| h.seccomp.clone()),
+    };
+    Ok(Handler {
+        name: tried.name,
+        binary: tried.seen.path,
+        args: given.map(|h| h.args.clone()).unwrap_or_default(),
+        snapshotter: given.and_then(|h| h.snapshotter.clone()),
+        facts,
+    })
+}
+
+fn base_spec(handler: &HandlerSettings) -> anyhow::Result<Option<Spec>> {
+    let Some(path) = &handler.base_spec else { return Ok(None) };
+    let key = || format!("handlers.{}.base_spec: {}", handler.name, path.display());
+    let text = fs::read(path).with_context(key)?;
+    serde_json::from_slice(&text).map(Some).with_context(key)
 }
 
 /// Of all pods: systemd where it runs, unless the operator decided.

@@ -2,6 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
+mod devices;
+mod handlers;
+mod limits;
 mod mounts;
+mod process;
 mod users;
 mod world;

@@ -9,10 +9,12 @@ use api_cri::v1::{
     ContainerConfig, IdMapping, LinuxContainerSecurityContext, Mount, NamespaceMode,
     NamespaceOption, UserNamespace,
 };
-use testkit::Pod;
+use testkit::{Pod, cni::on_own_network};
 use tonic::Code;
 
-use crate::world::{FIRST, LEN, World, pod_spaces, refusal, secured, shifted, shifted_pod, spaces};
+use crate::world::{
+    FIRST, LEN, World, bridge, pod_spaces, refusal, secured, shifted, shifted_pod, spaces,
+};
 
 fn range(container_id: u32, host_id: u32, length: u32) -> IdMapping {
     IdMapping { host_id, container_id, length }
@@ -37,11 +39,17 @@ const LOOK: &str = "
     [ $(busybox wc -c < /proc/self/uid_map) -gt 0 ] && echo sys=$(ls /sys/kernel | head -n 1)
     echo ready";
 
-#[tokio::test(flavor = "multi_thread")]
-async fn ids_are_shifted_inside_and_out() {
-    let Some(world) = World::with_new_runc("ids_are_shifted").await else { return };
+#[test]
+fn ids_are_shifted_inside_and_out() {
+    on_own_network("ids_are_shifted", ids_are_shifted);
+}
+
+async fn ids_are_shifted() {
+    let world = World::with_new_runc_and("ids_are_shifted", bridge).await;
+    let Some(world) = world else { return };
     for (name, network, pid) in [
         ("own", NamespaceMode::Pod, NamespaceMode::Container),
+        ("own-shared", NamespaceMode::Pod, NamespaceMode::Pod),
         ("host", NamespaceMode::Node, NamespaceMode::Container),
         ("shared", NamespaceMode::Node, NamespaceMode::Pod),
     ] {

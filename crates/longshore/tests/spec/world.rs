@@ -9,10 +9,10 @@ use std::{
 };
 
 use api_cri::v1::{
-    ContainerConfig, ContainerStatusRequest, IdMapping, LinuxContainerSecurityContext,
+    ContainerConfig, ContainerStatusRequest, IdMapping, Int64Value, LinuxContainerSecurityContext,
     NamespaceMode, NamespaceOption, PodSandboxConfig, UserNamespace,
 };
-use testkit::{Cri, GoTool, Node, Pod, image::Image, skip};
+use testkit::{Cri, GoTool, Node, Pod, cni, image::Image, skip};
 use tonic::{Code, Status};
 
 const LONGSHORE: &str = env!("CARGO_BIN_EXE_longshore");
@@ -48,16 +48,25 @@ impl World {
 
     /// Two handlers: the host's `runc`, which is the default, and the `new` one.
     pub(crate) async fn with_new_runc(test: &str) -> Option<Self> {
+        Self::with_new_runc_and(test, |_| String::new()).await
+    }
+
+    /// The same with more in the configuration.
+    pub(crate) async fn with_new_runc_and(
+        test: &str,
+        more: impl FnOnce(&tempfile::TempDir) -> String,
+    ) -> Option<Self> {
         let built = tokio::task::spawn_blocking(|| GoTool::Runc.build());
         let Some(new) = built.await.unwrap().unwrap() else {
             skip(test, "needs Go to build a new runc");
             return None;
         };
-        Self::configured(test, |_| {
+        Self::configured(test, |dir| {
             format!(
                 "default_handler = 'runc'\nhandlers.runc.binary = 'runc'\n\
-                 handlers.new.binary = '{}'\n",
-                new.display()
+                 handlers.new.binary = '{}'\n{}",
+                new.display(),
+                more(dir)
             )
         })
         .await
@@ -92,6 +101,17 @@ impl World {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         panic!("{container} never said {line:?}: {:?}", self.node.said(pod, container));
+    }
+
+    /// Waits until a container's log has so many lines.
+    pub(crate) async fn lines(&self, pod: &Pod, container: &str, count: usize) {
+        for _ in 0..3000 {
+            if self.node.said(pod, container).unwrap_or_default().len() >= count {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("{container} said too little: {:?}", self.node.said(pod, container));
     }
 
     /// Runs it on a pod of its own.
@@ -132,6 +152,14 @@ impl World {
     }
 }
 
+/// Pods may have a network of their own.
+pub(crate) fn bridge(dir: &tempfile::TempDir) -> String {
+    let conf = cni::bridge(&dir.path().join("leases"), &["10.88.0.0/24"]);
+    let conf_dir = dir.path().join("net.d");
+    cni::configure(&conf_dir, "10.conflist", &conf.to_string());
+    format!("[cni]\nconf_dir = '{}'\n", conf_dir.display())
+}
+
 #[track_caller]
 pub(crate) fn refusal(status: &Status, code: Code, text: &str) {
     assert_eq!(status.code(), code, "{status}");
@@ -144,6 +172,10 @@ pub(crate) fn secured(
 ) -> ContainerConfig {
     config.linux.get_or_insert_default().security_context = Some(security);
     config
+}
+
+pub(crate) fn id(value: i64) -> Option<Int64Value> {
+    Some(Int64Value { value })
 }
 
 pub(crate) fn pod_spaces(mut pod: PodSandboxConfig, spaces: NamespaceOption) -> PodSandboxConfig {

@@ -53,7 +53,7 @@ fn security() -> impl Strategy<Value = SecurityRequest> {
                     privileged: flags.0,
                     no_new_privileges: flags.1,
                     readonly_rootfs: flags.2,
-                    capabilities: CapabilityRequest { add, drop },
+                    capabilities: CapabilityRequest { add, drop, ambient: vec![] },
                     user: UserRequest { user, group: group.map(GroupRef::Id) },
                     masked_paths: masked,
                     readonly_paths: readonly,

@@ -416,7 +416,7 @@ fn what_the_handler_lacks() {
         w.request.resources.unified = [("memory.high".into(), "1".into())].into();
     });
     unable("annotations[\"io.kubernetes.cri.rdt-class\"]", |w| {
-        w.host.rdt_classes = Some(["gold".to_owned()].into());
+        w.container.classes.rdt = Some(["gold".to_owned()].into());
         w.request.annotations = labels(&[("io.kubernetes.cri.rdt-class", "gold")]);
     });
 }

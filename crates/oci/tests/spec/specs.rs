@@ -267,6 +267,7 @@ fn security_settings() {
         security.capabilities = CapabilityRequest {
             add: vec!["NET_ADMIN".into()],
             drop: vec!["MKNOD".into(), "cap_kill".into()],
+            ambient: vec!["NET_RAW".into()],
         };
         security.user =
             UserRequest { user: Some(UserRef::Name("app".into())), group: Some(GroupRef::Id(7)) };
@@ -310,8 +311,8 @@ fn annotations_and_classes() {
         world.handler.pod_annotations = vec!["io.katacontainers.*/*".into()];
         let mut slow = oci::LinuxBlockIo::default();
         slow.set_weight(Some(10));
-        world.host.block_io_classes.insert("slow".into(), slow);
-        world.host.rdt_classes = Some(["gold".to_owned()].into());
+        world.container.classes.block_io = Some(slow);
+        world.container.classes.rdt = Some(["gold".to_owned()].into());
     }));
 }
 

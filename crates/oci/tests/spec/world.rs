@@ -147,6 +147,7 @@ fn container() -> ContainerFacts {
         seccomp: None,
         selinux: None,
         devices: DeviceFacts::default(),
+        classes: Default::default(),
         init: None,
     }
 }
@@ -197,8 +198,7 @@ fn host() -> HostFacts {
         seccomp: true,
         apparmor: false,
         selinux: false,
-        block_io_classes: BTreeMap::new(),
-        rdt_classes: None,
+        resctrl: false,
     }
 }
 

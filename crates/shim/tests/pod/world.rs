@@ -99,7 +99,7 @@ impl World {
 
     pub(crate) fn oci_runtime(&self) -> OciRuntime {
         let root = self.dir.path().join("runtime");
-        OciRuntime { binary: self.runtime.0.clone(), root, systemd_cgroup: false }
+        OciRuntime { binary: self.runtime.0.clone(), args: vec![], root, systemd_cgroup: false }
     }
 
     pub(crate) fn spec(&self) -> StartPod {
