@@ -17,13 +17,17 @@ mod packages;
 mod report;
 mod suite;
 
-use std::{fs, path::PathBuf, process::ExitCode};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use testkit::{DaemonProcess, GoTool, registry::Registry};
 
-use crate::{report::Report, suite::Suite};
+use crate::{packages::Programs, report::Report, suite::Suite};
 
 /// Runs critest against the daemon and compares with what passed before.
 #[derive(Debug, Parser)]
@@ -60,8 +64,16 @@ fn main() -> Result<ExitCode> {
         println!("SKIPPED: conformance: Go is not installed");
         return Ok(ExitCode::SUCCESS);
     };
+    let cache = critest.parent().context("the tool has a directory")?.join("conformance");
+    let programs = match packages::get(&cache) {
+        Ok(programs) => programs,
+        Err(e) => {
+            println!("SKIPPED: conformance: {e:#}");
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let report = runtime.block_on(run(&args, critest))?;
+    let report = runtime.block_on(run(&args, &critest, &programs))?;
     print!("{report}");
     if args.bless {
         ensure!(args.focus.is_none(), "--bless needs a whole run");
@@ -77,11 +89,10 @@ fn main() -> Result<ExitCode> {
     Ok(if lost.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn run(args: &Args, critest: PathBuf) -> Result<Report> {
+async fn run(args: &Args, critest: &Path, programs: &Programs) -> Result<Report> {
     let work = tempfile::Builder::new().prefix("ls-conf").tempdir()?;
-    let cache = critest.parent().context("the tool has a directory")?.join("conformance");
     let registry = Registry::start().await?;
-    let digest = images::push_all(&registry, &packages::get(&cache)?)?;
+    let digest = images::push_all(&registry, programs)?;
     let certs = work.path().join("certs.d");
     suite::map_registries(&certs, &registry.url())?;
     let networks = work.path().join("net.d");
@@ -92,7 +103,7 @@ async fn run(args: &Args, critest: PathBuf) -> Result<Report> {
     })
     .await?;
     let suite = Suite {
-        program: suite::with_digest(&critest, work.path(), &digest)?,
+        program: suite::with_digest(critest, work.path(), &digest)?,
         socket: daemon.cri_socket(),
         dir: work.path().to_owned(),
         focus: args.focus.clone(),
