@@ -13,7 +13,13 @@
 mod details;
 mod rate;
 
-use std::{collections::BTreeMap, os::fd::AsFd, path::PathBuf, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use base::Id;
 use jiff::Timestamp;
@@ -128,6 +134,14 @@ impl Groups {
 
     pub(crate) fn forget(&self, id: Id) {
         self.open.write().remove(&id);
+    }
+
+    /// What is gone is fine. Blocking.
+    pub(crate) fn remove(&self, path: &Path, limit: Duration) -> Result<()> {
+        match Cgroup::open(&self.layout, path)? {
+            Some(group) => Ok(group.remove(limit)?),
+            None => Ok(()),
+        }
     }
 
     /// The group of a container or pod, opened by the first who asks. Blocking.

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
-use std::{collections::BTreeSet, fs, time::Duration};
+use std::{collections::BTreeSet, fs, path::PathBuf, time::Duration};
 
 use api_cri::v1::{
     Capability, ContainerConfig, ContainerMetadata, ContainerState, Int64Value, KeyValue,
@@ -467,6 +467,31 @@ async fn what_is_just_ending_can_be_removed() {
     let running = cri.run(&pod, node.sh("runs", "exec sleep 1000")).await.unwrap();
     cri.remove(&running).await.expect("one that runs is killed first");
     node.finish().await.unwrap();
+}
+
+// === the cgroup of a pod ===
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cgroup_nobody_gave_goes_with_its_pod() {
+    let Some(node) = Node::start("a_cgroup_nobody_gave", LONGSHORE).await else { return };
+    let cri = node.cri().await.unwrap();
+    let mut config = node.pod("orphan");
+    config.linux.as_mut().unwrap().cgroup_parent = String::new();
+    let pod = cri.run_pod(&config).await.unwrap();
+    cri.run(&pod, node.sh("c", "exec sleep 1000")).await.unwrap();
+    assert_ne!(groups_named(&pod.id), [] as [PathBuf; 0], "it has one while it runs");
+    cri.stop_pod(&pod.id).await.unwrap();
+    cri.remove_pod(&pod.id).await.unwrap();
+    assert_eq!(groups_named(&pod.id), [] as [PathBuf; 0]);
+    node.finish().await.unwrap();
+}
+
+/// Wherever cgroups are mounted: below the root with v2, one level deeper with v1.
+fn groups_named(pod: &str) -> Vec<PathBuf> {
+    let root = PathBuf::from("/sys/fs/cgroup");
+    let below = fs::read_dir(&root).unwrap().map(|entry| entry.unwrap().path());
+    let groups = below.chain([root.clone()]).map(|mount| mount.join("longshore").join(pod));
+    groups.filter(|group| group.exists()).collect()
 }
 
 // === limits of a pod ===

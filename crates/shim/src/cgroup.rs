@@ -27,12 +27,19 @@ pub(crate) fn layout(told: &[CgroupHierarchy]) -> Result<Layout> {
     if told.is_empty() {
         return Layout::detect().map_err(Error::io("find the cgroups"));
     }
-    let mut layout = Layout { mode: LayoutMode::V1, controllers: BTreeMap::new(), unified: None };
+    let mut layout = Layout {
+        mode: LayoutMode::V1,
+        controllers: BTreeMap::new(),
+        named: Vec::new(),
+        unified: None,
+    };
     for one in told {
         let version = if one.v2 { Version::V2 } else { Version::V1 };
         let hierarchy = Hierarchy { version, mount: one.mount.clone(), root: one.root.clone() };
         if one.v2 {
             layout.unified = Some(hierarchy.clone());
+        } else if one.controllers.is_empty() {
+            layout.named.push(hierarchy.clone());
         }
         for name in &one.controllers {
             layout.controllers.insert(name.clone(), hierarchy.clone());

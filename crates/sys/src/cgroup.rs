@@ -53,25 +53,25 @@ struct Group {
 impl Cgroup {
     /// `path` is that of the group, `/kubepods/pod1`. `None`: no hierarchy has it.
     pub fn open(layout: &Layout, path: &Path) -> Result<Option<Self>> {
-        Self::open_where(layout, path, |_| true)
+        Self::open_in(layout.hierarchies().into_iter(), path)
     }
 
     /// As [`Cgroup::open`], in the hierarchies of these controllers and in the v2 one only:
     /// on a v1 host that spares the descriptors of those nobody reads.
     pub fn open_for(layout: &Layout, path: &Path, wanted: &[&str]) -> Result<Option<Self>> {
-        Self::open_where(layout, path, |name| wanted.contains(&name))
+        let read = |(hierarchy, controllers): &(Hierarchy, Vec<String>)| {
+            let wanted = |name: &String| wanted.contains(&name.as_str());
+            hierarchy.version == Version::V2 || controllers.iter().any(wanted)
+        };
+        Self::open_in(layout.hierarchies().into_iter().filter(read), path)
     }
 
-    fn open_where(
-        layout: &Layout,
+    fn open_in(
+        hierarchies: impl Iterator<Item = (Hierarchy, Vec<String>)>,
         path: &Path,
-        wanted: impl Fn(&str) -> bool,
     ) -> Result<Option<Self>> {
         let mut dirs = Vec::new();
-        for (hierarchy, controllers) in layout.hierarchies() {
-            if hierarchy.version == Version::V1 && !controllers.iter().any(|name| wanted(name)) {
-                continue;
-            }
+        for (hierarchy, controllers) in hierarchies {
             let path = hierarchy.dir(path);
             match open_dir(&path) {
                 Ok(fd) => {

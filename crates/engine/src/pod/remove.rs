@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use oci::CgroupDriver;
+
 use super::files;
 use crate::{
     container, error::Result, files::blocking, network, record::PodRecord, shared::Shared,
@@ -25,6 +27,7 @@ pub(crate) async fn remove(shared: Arc<Shared>, pod: Arc<PodRecord>) -> Result<(
     let (layout, id) = (shared.layout.clone(), pod.id);
     blocking(move || files::remove(&layout, &id)).await?;
     network::release(&shared, &pod).await?;
+    remove_cgroup(&shared, &pod).await?;
 
     stage.at(STAGES[3]);
     let mut batch = shared.store.batch();
@@ -40,4 +43,16 @@ pub(crate) async fn remove(shared: Arc<Shared>, pod: Arc<PodRecord>) -> Result<(
     }
     shared.pod_names.release(&pod.request.name.to_string(), pod.id);
     Ok(())
+}
+
+/// One that nobody gave us was made with its first container, for it alone. systemd drops an
+/// empty slice by itself.
+async fn remove_cgroup(shared: &Arc<Shared>, pod: &PodRecord) -> Result<()> {
+    let driver = shared.config.cgroup_driver;
+    if pod.request.cgroup_parent.is_some() || driver != CgroupDriver::Cgroupfs {
+        return Ok(());
+    }
+    let path = oci::pod_cgroup_path(driver, None, &pod.id)?;
+    let (shared, limit) = (Arc::clone(shared), shared.config.limits.kill);
+    blocking(move || shared.groups.remove(&path, limit)).await
 }

@@ -62,6 +62,8 @@ pub struct Layout {
     pub mode: Mode,
     /// Only what is really there: no controller may be taken for granted.
     pub controllers: BTreeMap<String, Hierarchy>,
+    /// v1 hierarchies that only group, as systemd's: OCI runtimes make groups there too.
+    pub named: Vec<Hierarchy>,
     pub unified: Option<Hierarchy>,
 }
 
@@ -92,15 +94,18 @@ impl Layout {
             (_, Some(_)) => Mode::Hybrid,
             (_, None) => Mode::V1,
         };
-        let mut controllers = BTreeMap::new();
+        let (mut controllers, mut named) = (BTreeMap::new(), Vec::new());
         if mode != Mode::V2 {
             for entry in table.below(root).filter(|entry| entry.fs_type == "cgroup") {
-                for name in entry.super_options.split(',').filter(|option| is_v1(option)) {
-                    controllers.entry(name.to_owned()).or_insert_with(|| Hierarchy {
-                        version: Version::V1,
-                        mount: entry.point.clone(),
-                        root: entry.root.clone(),
-                    });
+                let (mount, root) = (entry.point.clone(), entry.root.clone());
+                let hierarchy = Hierarchy { version: Version::V1, mount, root };
+                for option in entry.super_options.split(',') {
+                    if is_v1(option) {
+                        let known = controllers.entry(option.to_owned());
+                        known.or_insert_with(|| hierarchy.clone());
+                    } else if option.starts_with("name=") {
+                        named.push(hierarchy.clone());
+                    }
                 }
             }
         }
@@ -109,14 +114,14 @@ impl Layout {
                 controllers.entry(name.to_owned()).or_insert_with(|| hierarchy.clone());
             }
         }
-        Self { mode, controllers, unified }
+        Self { mode, controllers, named, unified }
     }
 
     pub fn version_of(&self, controller: &str) -> Option<Version> {
         self.controllers.get(controller).map(|hierarchy| hierarchy.version)
     }
 
-    /// Each hierarchy once, with its controllers. The first is the one to ask who is in
+    /// Each hierarchy once, with its controllers, if it has any. The first is the one to ask who is in
     /// a group: `pids` where there is a choice, for it is the one nobody leaves out.
     pub fn hierarchies(&self) -> Vec<(Hierarchy, Vec<String>)> {
         let mut all: Vec<(Hierarchy, Vec<String>)> = Vec::new();
@@ -126,6 +131,7 @@ impl Layout {
                 None => all.push((hierarchy.clone(), vec![name.clone()])),
             }
         }
+        all.extend(self.named.iter().map(|hierarchy| (hierarchy.clone(), Vec::new())));
         if let Some(unified) = &self.unified
             && !all.iter().any(|(known, _)| known == unified)
         {
@@ -259,14 +265,18 @@ mod tests {
     #[test]
     fn hierarchies_come_once_and_pids_first() {
         let names = |layout: &Layout| -> Vec<String> {
-            layout.hierarchies().iter().map(|(_, names)| names.join("+")).collect()
+            let all = layout.hierarchies().into_iter().map(|(hierarchy, names)| {
+                let mount = hierarchy.mount.strip_prefix(ROOT).unwrap();
+                format!("{}:{}", mount.display(), names.join("+"))
+            });
+            all.collect()
         };
         assert_eq!(
             names(&layout(HYBRID, FsType::TMPFS, "")),
-            ["pids", "memory", "cpu+cpuacct", ""]
+            ["pids:pids", "memory:memory", "cpu,cpuacct:cpu+cpuacct", "systemd:", "unified:"]
         );
-        assert_eq!(names(&layout(V2, FsType::CGROUP2, "cpu pids")), ["cpu+pids"]);
-        assert_eq!(names(&layout(V2, FsType::CGROUP2, "")), [""]);
+        assert_eq!(names(&layout(V2, FsType::CGROUP2, "cpu pids")), [":cpu+pids"]);
+        assert_eq!(names(&layout(V2, FsType::CGROUP2, "")), [":"]);
     }
 
     #[test]

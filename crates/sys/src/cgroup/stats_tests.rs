@@ -17,7 +17,7 @@ impl Fake {
         let unified = (version == Version::V2).then(|| hierarchy.clone());
         let controllers =
             controllers.iter().map(|name| ((*name).to_owned(), hierarchy.clone())).collect();
-        Self { dir, layout: Layout { mode, controllers, unified } }
+        Self { dir, layout: Layout { mode, controllers, named: Vec::new(), unified } }
     }
 
     fn file(self, name: &str, text: &str) -> Self {

@@ -27,7 +27,12 @@ pub(crate) fn named(name: &str) -> Vec<PathBuf> {
 /// freeze and kill.
 fn v2_only() -> Option<Layout> {
     let unified: Hierarchy = Layout::detect().unwrap().unified?;
-    Some(Layout { mode: LayoutMode::V2, controllers: [].into(), unified: Some(unified) })
+    Some(Layout {
+        mode: LayoutMode::V2,
+        controllers: [].into(),
+        named: Vec::new(),
+        unified: Some(unified),
+    })
 }
 
 /// A shell and two children of its, all asleep, all in the group.
