@@ -10,28 +10,35 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     let metadata = Metadata::load(root)?;
     let benches = benches(&metadata);
     ensure!(!benches.is_empty(), "the workspace has no benchmark");
-    for (package, bench) in benches {
-        println!("== {package}: {bench}");
-        // One by one: by package alone, cargo would hand the unit tests to the bench run as well.
-        let status = Command::new("cargo")
-            .current_dir(root)
-            .args(["bench", "--locked", "--quiet", "--package", &package, "--bench", bench])
-            .status()
-            .context("run cargo bench")?;
-        ensure!(status.success(), "benchmark {bench} of {package}: {status}");
+    // All in one go: package by package, cargo would choose features anew and compile every
+    // dependency as often.
+    cargo(root, &benches, &["--no-run"]).context("build the benchmarks")?;
+    for bench in benches {
+        println!("== {bench}");
+        cargo(root, &[bench], &[]).with_context(|| format!("benchmark {bench}"))?;
     }
     Ok(())
 }
 
-/// The package with its version: a peer we measure against may have our crate's name.
-fn benches(metadata: &Metadata) -> Vec<(String, &str)> {
+fn cargo(root: &Path, benches: &[&str], more: &[&str]) -> Result<()> {
+    let named = benches.iter().flat_map(|bench| ["--bench", bench]);
+    let status = Command::new("cargo")
+        .current_dir(root)
+        .args(["bench", "--locked", "--quiet", "--workspace"])
+        .args(named)
+        .args(more)
+        .status()
+        .context("run cargo bench")?;
+    ensure!(status.success(), "cargo bench: {status}");
+    Ok(())
+}
+
+fn benches(metadata: &Metadata) -> Vec<&str> {
     let mut benches: Vec<_> = metadata
         .members()
-        .flat_map(|package| package.targets.iter().map(move |target| (package, target)))
-        .filter(|(_, target)| target.kind.iter().any(|kind| kind == "bench"))
-        .map(|(package, target)| {
-            (format!("{}@{}", package.name, package.version), target.name.as_str())
-        })
+        .flat_map(|package| &package.targets)
+        .filter(|target| target.kind.iter().any(|kind| kind == "bench"))
+        .map(|target| target.name.as_str())
         .collect();
     benches.sort_unstable();
     benches
@@ -53,6 +60,6 @@ mod tests {
                 |name: &str, kind: &str| Target { name: name.into(), kind: vec![kind.into()] };
             package.targets = vec![target("commit", "bench"), target("kill", "test")];
         }
-        assert_eq!(benches(&metadata), [("store@0.1.0".to_owned(), "commit")]);
+        assert_eq!(benches(&metadata), ["commit"]);
     }
 }

@@ -12,7 +12,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use testkit::{Cri, Pod};
 use tokio::time::Instant;
 
-use crate::peer::Peer;
+use crate::peer::{Peer, median};
 
 const AT_ONCE: usize = 10;
 const POLL: Duration = Duration::from_millis(5);
@@ -212,9 +212,4 @@ fn ends_with_end(path: &std::path::Path) -> Result<bool> {
     let Some(at) = file.metadata()?.len().checked_sub(5) else { return Ok(false) };
     file.read_exact_at(&mut tail, at)?;
     Ok(&tail == b" END\n")
-}
-
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort_unstable();
-    times.get(times.len() / 2).copied().unwrap_or_default()
 }

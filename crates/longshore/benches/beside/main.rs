@@ -1,13 +1,15 @@
 //! Longshore beside Debian's containerd: the same OCI runtime, the same images, the same CNI
 //! programs, in turns, in one run.
 //!
-//! `cargo bench -p longshore --bench beside`; `LONGSHORE_BENCH_ROUNDS` sets how many pods a
-//! row is made of. Without root or containerd it says so and measures nothing.
+//! `cargo bench -p longshore --bench beside [-- images lives streams many]` chooses rows;
+//! `LONGSHORE_BENCH_ROUNDS` sets how many pods one is made of. Without root or containerd it
+//! says so and measures nothing.
 
 #![allow(clippy::print_stdout, reason = "the table is the product")]
 
 mod load;
 mod peer;
+mod pull;
 mod table;
 
 use anyhow::{Context, Result};
@@ -35,17 +37,46 @@ async fn main() -> Result<()> {
     for peer in &peers {
         peer.cri().await?.pull(&image).await.with_context(|| format!("pull by {}", peer.name))?;
     }
-    let measured = measure(&mut peers, &image).await;
+    let measured = measure(&mut peers, &image, &registry).await;
     for peer in peers {
-        peer.end();
+        peer.end().await;
     }
-    print!("{}", measured?);
+    measured
+}
+
+async fn measure(peers: &mut [Peer; 2], image: &str, registry: &Registry) -> Result<()> {
+    let rounds = std::env::var("LONGSHORE_BENCH_ROUNDS").map_or(Ok(30), |text| text.parse())?;
+    let chosen: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let wanted = |rows: &str| chosen.is_empty() || chosen.iter().any(|name| name == rows);
+    let table = Table::begin();
+    if wanted("images") {
+        images(&table, peers, registry).await?;
+    }
+    if wanted("lives") {
+        lives(&table, peers, image, rounds).await?;
+    }
+    if wanted("streams") {
+        streams(&table, peers, image, rounds).await?;
+    }
+    if wanted("many") {
+        many(&table, peers, image).await?;
+    }
     Ok(())
 }
 
-async fn measure(peers: &mut [Peer; 2], image: &str) -> Result<Table> {
-    let rounds = std::env::var("LONGSHORE_BENCH_ROUNDS").map_or(Ok(30), |text| text.parse())?;
-    let mut table = Table::default();
+async fn images(table: &Table, peers: &[Peer; 2], registry: &Registry) -> Result<()> {
+    let pulls = pull::pulls(peers, registry).await?;
+    let what = format!("pull + unpack, {} MB in {} layers", pull::MEGABYTES, pull::LAYERS);
+    table.millis(&what, pulls.ours, pulls.theirs, 0.6);
+    match pulls.tools {
+        Some(tools) => table.millis("  the same beside skopeo + umoci", pulls.ours, tools, 0.6),
+        None => table.note("skopeo and umoci are not installed: no row"),
+    }
+    table.note(&format!("  the most our daemon held meanwhile: {} MiB", pulls.peak_kib >> 10));
+    Ok(())
+}
+
+async fn lives(table: &Table, peers: &[Peer; 2], image: &str, rounds: usize) -> Result<()> {
     for (network, name, start, remove) in
         [(Network::Host, "host network", 0.4, 0.4), (Network::Cni, "CNI bridge", 0.6, 0.8)]
     {
@@ -53,6 +84,10 @@ async fn measure(peers: &mut [Peer; 2], image: &str) -> Result<Table> {
         table.millis(&format!("pod + container start, {name}"), ours.start, theirs.start, start);
         table.millis(&format!("stop + remove, {name}"), ours.remove, theirs.remove, remove);
     }
+    Ok(())
+}
+
+async fn streams(table: &Table, peers: &[Peer; 2], image: &str, rounds: usize) -> Result<()> {
     let [ours, theirs] = load::execs(peers, image, rounds).await?;
     table.millis("ExecSync of true", ours, theirs, 0.6);
     let [ours, theirs] = load::logs(peers, image, LINES_TIMES).await?;
@@ -61,13 +96,17 @@ async fn measure(peers: &mut [Peer; 2], image: &str) -> Result<Table> {
     table.more_is_better("log throughput, MB/s", speed(ours), speed(theirs), 2.0);
     let fresh = [peers[0].daemon_kib()?, peers[1].daemon_kib()?];
     table.kib("daemon, after the rows above", fresh, None);
+    Ok(())
+}
+
+async fn many(table: &Table, peers: &mut [Peer; 2], image: &str) -> Result<()> {
     let [ours, theirs] = load::many(peers, image, MANY).await?;
     table.millis(&format!("{MANY} pods with CNI, 10 at a time"), ours.start, theirs.start, 0.5);
     table.kib("shim of an idle pod", [ours.shim_kib, theirs.shim_kib], Some(0.13));
     table.kib(&format!("daemon with {MANY} pods"), [ours.daemon_kib, theirs.daemon_kib], None);
     table.millis("list of all stats", ours.stats, theirs.stats, 0.1);
     table.millis("restart until all are listed", ours.restart, theirs.restart, 0.3);
-    Ok(table)
+    Ok(())
 }
 
 /// Busybox with a file of log lines, and what containerd keeps a pod with.

@@ -68,6 +68,7 @@ impl Peer {
             "version = 2\nroot = \"{at}/root\"\nstate = \"{at}/state\"\n\
              [grpc]\naddress = \"{at}/c.sock\"\n[ttrpc]\naddress = \"{at}/t.sock\"\n\
              [{cri}]\nsandbox_image = \"{registry}/pause:1\"\n\
+             restrict_oom_score_adj = true\n\
              [{cri}.cni]\nbin_dir = \"/usr/lib/cni\"\nconf_dir = \"{at}/net.d\"\n\
              [{cri}.containerd]\ndefault_runtime_name = \"runc\"\n\
              [{cri}.containerd.runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"\n\
@@ -134,6 +135,22 @@ impl Peer {
         pss_kib(self.child.id())
     }
 
+    /// Its peak so far no longer counts.
+    pub(crate) fn forget_peak(&self) -> Result<()> {
+        Ok(fs::write(format!("/proc/{}/clear_refs", self.child.id()), "5")?)
+    }
+
+    pub(crate) fn peak_kib(&self) -> Result<u64> {
+        kib_in(&format!("/proc/{}/status", self.child.id()), "VmHWM:")
+    }
+
+    /// Its own client, where images lie that CRI sees.
+    pub(crate) fn ctr(&self) -> Command {
+        let mut command = Command::new("ctr");
+        command.arg("--address").arg(&self.socket).args(["--namespace", "k8s.io"]);
+        command
+    }
+
     /// The mean of its shims.
     pub(crate) fn shim_kib(&self) -> Result<u64> {
         let shims = processes_of(self.home.path(), self.shim)?;
@@ -142,8 +159,14 @@ impl Peer {
         Ok(sum / shims.len() as u64)
     }
 
-    /// Ends the daemon; its pods were removed.
-    pub(crate) fn end(mut self) {
+    /// Ends the daemon, and its pods where a row was broken off.
+    pub(crate) async fn end(mut self) {
+        if let Ok(cri) = self.cri().await {
+            for pod in cri.pods().await.unwrap_or_default() {
+                let _ = cri.stop_pod(&pod.id).await;
+                let _ = cri.remove_pod(&pod.id).await;
+            }
+        }
         let pid = rustix::process::Pid::from_child(&self.child);
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         let _ = self.child.wait();
@@ -181,14 +204,23 @@ fn network(home: &Path, networks: &Path, bridge: &str, subnet: &str) -> Result<S
 }
 
 fn pss_kib(pid: u32) -> Result<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
-    let number = line.and_then(|line| line.split_ascii_whitespace().next());
-    Ok(number.context("no Pss")?.parse()?)
+    kib_in(&format!("/proc/{pid}/smaps_rollup"), "Pss:")
 }
 
-/// Those whose command is `name` and that speak of `home`, by arguments, environment or
-/// directory.
+fn kib_in(path: &str, field: &str) -> Result<u64> {
+    let text = fs::read_to_string(path)?;
+    let line = text.lines().find_map(|line| line.strip_prefix(field));
+    let number = line.and_then(|line| line.split_ascii_whitespace().next());
+    Ok(number.with_context(|| format!("no {field} in {path}"))?.parse()?)
+}
+
+pub(crate) fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times.get(times.len() / 2).copied().unwrap_or_default()
+}
+
+/// Those whose command is `name` and that speak of `home`, by arguments, environment,
+/// directory or open files.
 fn processes_of(home: &Path, name: &str) -> Result<Vec<u32>> {
     let home = home.to_str().context("a home is UTF-8")?;
     let mut found = Vec::new();
@@ -199,11 +231,16 @@ fn processes_of(home: &Path, name: &str) -> Result<Vec<u32>> {
         let read = |file: &str| fs::read(entry.path().join(file)).unwrap_or_default();
         let command = String::from_utf8_lossy(&read("cmdline")).into_owned();
         let about = format!("{command}{}", String::from_utf8_lossy(&read("environ")));
-        let dir = fs::read_link(entry.path().join("cwd")).unwrap_or_default();
-        let theirs = about.contains(home) || dir.starts_with(home);
-        if command.split('\0').next().is_some_and(|first| first.contains(name)) && theirs {
+        let is_named = command.split('\0').next().is_some_and(|first| first.contains(name));
+        if is_named && (about.contains(home) || holds(&entry.path(), home)) {
             found.push(pid);
         }
     }
     Ok(found)
+}
+
+fn holds(process: &Path, home: &str) -> bool {
+    let open = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+    let mut links = open.map(|entry| entry.path()).chain([process.join("cwd")]);
+    links.any(|link| fs::read_link(link).is_ok_and(|target| target.starts_with(home)))
 }

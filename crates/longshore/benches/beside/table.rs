@@ -1,32 +1,38 @@
-//! Rows with a ratio and what was promised of it.
+//! Rows with a ratio and what was promised of it, each told when it is known.
 
-use std::{
-    fmt::{self, Write},
-    time::Duration,
-};
+use std::time::Duration;
 
-#[derive(Debug, Default)]
-pub(crate) struct Table(String);
+#[derive(Debug)]
+pub(crate) struct Table(());
 
 impl Table {
+    pub(crate) fn begin() -> Self {
+        println!("{:<48} {:>10} {:>10}   ratio", "", "longshore", "containerd");
+        Self(())
+    }
+
     /// Ours takes at most `promised` times theirs.
-    pub(crate) fn millis(&mut self, what: &str, ours: Duration, theirs: Duration, promised: f64) {
+    pub(crate) fn millis(&self, what: &str, ours: Duration, theirs: Duration, promised: f64) {
         let millis = |time: Duration| time.as_secs_f64() * 1e3;
         let (ours, theirs) = (millis(ours), millis(theirs));
         self.row(&format!("{what}, ms"), ours, theirs, Some(("≤", promised)));
     }
 
-    pub(crate) fn kib(&mut self, what: &str, both: [u64; 2], promised: Option<f64>) {
+    pub(crate) fn kib(&self, what: &str, both: [u64; 2], promised: Option<f64>) {
         let [ours, theirs] = both.map(|kib| kib as f64);
         let promised = promised.map(|ratio| ("≤", ratio));
         self.row(&format!("{what}, KiB of PSS"), ours, theirs, promised);
     }
 
-    pub(crate) fn more_is_better(&mut self, what: &str, ours: f64, theirs: f64, promised: f64) {
+    pub(crate) fn more_is_better(&self, what: &str, ours: f64, theirs: f64, promised: f64) {
         self.row(what, ours, theirs, Some(("≥", promised)));
     }
 
-    fn row(&mut self, what: &str, ours: f64, theirs: f64, promised: Option<(&str, f64)>) {
+    pub(crate) fn note(&self, text: &str) {
+        println!("{text}");
+    }
+
+    fn row(&self, what: &str, ours: f64, theirs: f64, promised: Option<(&str, f64)>) {
         let ratio = ours / theirs;
         let verdict = match promised {
             Some((sign, limit)) => {
@@ -35,13 +41,6 @@ impl Table {
             }
             None => String::new(),
         };
-        let _ = writeln!(self.0, "{what:<48} {ours:>10.1} {theirs:>10.1} {ratio:>7.2} × {verdict}");
-    }
-}
-
-impl fmt::Display for Table {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:<48} {:>10} {:>10}   ratio", "", "longshore", "containerd")?;
-        f.write_str(&self.0)
+        println!("{what:<48} {ours:>10.1} {theirs:>10.1} {ratio:>7.2} × {verdict}");
     }
 }
