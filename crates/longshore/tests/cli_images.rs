@@ -3,14 +3,18 @@
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
 use std::{
+    collections::BTreeSet,
     fs,
+    path::{Path, PathBuf},
     process::{Command, Output, Stdio},
+    time::Duration,
 };
 
 use serde_json::json;
 use testkit::{
     Node,
-    image::{ImageBuilder, Layer},
+    image::{ImageBuilder, Layer, LayerBuilder, busybox_with, noise},
+    registry::{Fault, Target},
 };
 
 const LONGSHORE: &str = env!("CARGO_BIN_EXE_longshore");
@@ -88,4 +92,67 @@ async fn what_cannot_be_pulled_or_saved_is_named_and_leaves_nothing() {
     let half = beside.filter(|entry| entry.file_name().to_string_lossy().starts_with(".tmp"));
     assert_eq!(half.count(), 0);
     node.finish().await.unwrap();
+}
+
+// === kill -9 ===
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kill_within_a_pull_costs_nothing_but_the_pull() {
+    let name = "a_kill_within_a_pull_costs_nothing_but_the_pull";
+    let Some(mut node) = Node::start(name, LONGSHORE).await else { return };
+    let slow = Fault::Slow { piece: 30_000, pause: Duration::from_millis(3) };
+    node.registry.fault(Target::Blobs, slow);
+    let before = files_of(&node.daemon.root());
+    let mut interrupted = 0;
+    for round in 0..testkit::rounds(4) {
+        let image = push_another(&node, round);
+        let pull = Command::new(LONGSHORE)
+            .args(["image", "pull", &image])
+            .env("LONGSHORE_CRI_SOCKET", node.daemon.cri_socket())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        tokio::time::sleep(Duration::from_millis(20 + u64::from(round) * 137 % 400)).await;
+        node.daemon.kill().unwrap();
+        interrupted += u32::from(!pull.unwrap().wait().unwrap().success());
+        node.daemon.start_again().await.unwrap();
+        good(&node, &["image", "pull", &image]);
+        let shown = good(&node, &["run", "--rm", &image, "--", "cat", "/note"]);
+        assert_eq!(text(&shown.stdout).trim(), round.to_string(), "all of it is there");
+        good(&node, &["image", "rm", &image]);
+        good(&node, &["image", "prune"]);
+        let left = files_of(&node.daemon.root());
+        assert!(left == before, "round {round}: {:?}", left.symmetric_difference(&before));
+    }
+    assert_ne!(interrupted, 0, "no kill ever met a pull");
+    node.registry.heal();
+    node.finish().await.unwrap();
+}
+
+/// One that shares nothing with those before it.
+fn push_another(node: &Node, round: u32) -> String {
+    let mut image = busybox_with().unwrap();
+    for number in 0..3 {
+        let bytes = noise(300_000, u64::from(round * 3 + number) + 1);
+        let layer = LayerBuilder::default().file(&format!("noise-{number}"), 0o644, &bytes);
+        image = image.layer(layer.file("note", 0o644, format!("{round}\n").as_bytes()).build());
+    }
+    node.registry.push("killed", &round.to_string(), &image.build());
+    format!("{}/killed:{round}", node.registry.host())
+}
+
+/// What images and containers are made of.
+fn files_of(root: &Path) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    let mut open = vec![root.join("content"), root.join("snapshots")];
+    while let Some(dir) = open.pop() {
+        for entry in fs::read_dir(&dir).unwrap().flatten() {
+            if entry.file_type().unwrap().is_dir() {
+                open.push(entry.path());
+            }
+            found.insert(entry.path());
+        }
+    }
+    found
 }
