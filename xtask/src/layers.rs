@@ -19,6 +19,7 @@ const LAYERS: &[&[&str]] = &[
     &["base", "ttrpc-build", "xtask"],
     &["store", "sys", "ttrpc", "telemetry"],
     &["api-admin", "api-cri", "api-docker", "api-shim", "nri-wire"],
+    &["shim-io"],
     &["content", "net", "nri", "nri-sdk", "oci", "probe", "shim", "shim-client", "snapshot"],
     &["engine"],
     &["stream"],
@@ -108,8 +109,11 @@ const RULES: &[Rule] = &[
         why: "the Docker API stays in its front end",
     },
     Rule {
-        ban: Ban::AllBut { users: &["shim", "shim-client", "testkit"], refused: "api-shim" },
-        why: "the shim protocol has two ends and no third user",
+        ban: Ban::AllBut {
+            users: &["shim", "shim-client", "shim-io", "testkit"],
+            refused: "api-shim",
+        },
+        why: "the shim protocol has two ends, and what both have in common",
     },
     Rule {
         ban: Ban::AllBut { users: &["store"], refused: "rusqlite" },

@@ -42,6 +42,11 @@ const NEEDS: &[Need] = &[
         proof: Proof::Program("runc"),
     },
     Need {
+        package: "containerd",
+        why: "its shim keeps pods in tests",
+        proof: Proof::Program("containerd-shim-runc-v2"),
+    },
+    Need {
         package: "containernetworking-plugins",
         why: "CNI programs",
         proof: Proof::File(&["/usr/lib/cni/bridge", "/opt/cni/bin/bridge"]),

@@ -66,8 +66,8 @@ impl Group {
     /// freeze or kill.
     pub(crate) fn of(layout: &Layout, pid: u32) -> Result<Option<Self>> {
         let doing = || Error::io("find the container's cgroup");
-        let path = own_path(&Membership::of(pid).map_err(doing())?, layout);
-        let ours = own_path(&Membership::of(std::process::id()).map_err(doing())?, layout);
+        let path = layout.path_of(&Membership::of(pid).map_err(doing())?);
+        let ours = layout.path_of(&Membership::of(std::process::id()).map_err(doing())?);
         let Some(path) = path.filter(|path| path != Path::new("/") && Some(path) != ours.as_ref())
         else {
             return Ok(None);
@@ -140,14 +140,6 @@ fn read_kills(file: &OwnedFd) -> Option<u64> {
     file.rewind().ok()?;
     file.read_to_string(&mut text).ok()?;
     parse::field(&text, "oom_kill")
-}
-
-/// Where a process is in the hierarchy that says who is in a group.
-fn own_path(memberships: &[Membership], layout: &Layout) -> Option<PathBuf> {
-    let (_, names) = layout.hierarchies().into_iter().next()?;
-    let by_name = memberships.iter().find(|m| m.controllers.iter().any(|own| names.contains(own)));
-    let found = by_name.or_else(|| memberships.iter().find(|m| m.is_unified()));
-    found.map(|membership| membership.path.clone())
 }
 
 /// Runs what blocks in a thread that ends with it.

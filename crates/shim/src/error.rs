@@ -1,5 +1,6 @@
 use std::{fmt, io, path::Path};
 
+use shim_io::IoError;
 use ttrpc::{Code, Status};
 
 pub(crate) type Result<T> = std::result::Result<T, Error>;
@@ -79,6 +80,15 @@ impl Error {
                 _ => Code::Internal,
             },
             Self::Runtime { .. } => Code::Internal,
+        }
+    }
+}
+
+impl From<IoError> for Error {
+    fn from(error: IoError) -> Self {
+        match error {
+            IoError::Busy { doing } => Self::Busy { doing },
+            IoError::Failed { doing, source } => Self::io(doing)(source),
         }
     }
 }

@@ -18,7 +18,6 @@ mod clock;
 mod console;
 mod error;
 mod exec;
-mod io;
 mod note;
 mod pid1;
 mod pod;

@@ -9,8 +9,7 @@ use std::{
 };
 
 use api_shim::start::LogLevel;
-
-use crate::clock::Stamp;
+use shim_io::Stamp;
 
 /// The one setting of the whole process; written once, before there are threads.
 static LEVEL: AtomicU8 = AtomicU8::new(1);

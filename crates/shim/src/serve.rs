@@ -18,6 +18,7 @@ use api_shim::{
 };
 use parking_lot::Mutex;
 use rustix::fs::inotify;
+use shim_io::IoThread;
 use tokio::{
     io::{Interest, unix::AsyncFd},
     signal::unix::{SignalKind, signal},
@@ -28,7 +29,6 @@ use ttrpc::Server;
 
 use crate::{
     error::{Error, Result},
-    io::IoThread,
     note,
     pod::Pod,
     reaper::{self, Reaper},
@@ -106,7 +106,7 @@ async fn serve(description: &Description, pod: Pod, sockets: Sockets) -> Result<
     let _deaf = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()]
         .map(|kind| signal(kind));
     let reaper = Arc::new(Reaper::default());
-    let io = IoThread::start(sockets.attach)?;
+    let io = IoThread::start(sockets.attach, |text| note::warn(text))?;
     let files = Files::of(&description.dir);
     let records = files.tasks.clone();
     let tasks = Tasks::new(description, pod.first_pid(), io, Arc::clone(&reaper), records)?;

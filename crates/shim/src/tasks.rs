@@ -20,6 +20,7 @@ use api_shim::{
 };
 use parking_lot::Mutex;
 use rustix::fs::{Gid, Uid};
+use shim_io::{Format, IoThread, LogFile, Source, Stream};
 use sys::cgroup::Layout;
 use tokio::{
     sync::{oneshot, watch},
@@ -31,7 +32,6 @@ use crate::{
     cgroup::{self, Group, off_thread},
     console::{ConsoleSocket, copy_of},
     error::{Error, Result},
-    io::{Format, IoThread, LogFile, Source, Stream},
     note,
     process::{Ended, Live},
     reaper::Reaper,
@@ -429,7 +429,7 @@ impl Tasks {
     pub(crate) fn close_stdin(&self, id: &str, exec_id: &str) -> Result<()> {
         let task = self.get(id)?;
         match exec_id {
-            "" => self.io.close_stdin(id),
+            "" => Ok(self.io.close_stdin(id)?),
             // Its pipe is the client's own, who closes it.
             exec_id => task.exec(exec_id).map(drop),
         }
@@ -438,7 +438,7 @@ impl Tasks {
     /// Cancel safe.
     pub(crate) async fn reopen_log(&self, id: &str) -> Result<()> {
         self.get(id)?;
-        self.io.reopen(id).await
+        Ok(self.io.reopen(id).await?)
     }
 }
 
@@ -455,7 +455,7 @@ fn source(task: &Task, options: &CreateOptions) -> Result<Source> {
         };
         let path = PathBuf::from(&wanted.path);
         let max_line = usize::try_from(wanted.max_line).unwrap_or(usize::MAX);
-        let opened = LogFile::open(path.clone(), format, max_line);
+        let opened = LogFile::open(path.clone(), format, max_line, |text| note::warn(text));
         opened.map_err(Error::on("open the log", &path))
     });
     // A terminal has no end of input to give.

@@ -121,6 +121,15 @@ impl Layout {
         self.controllers.get(controller).map(|hierarchy| hierarchy.version)
     }
 
+    /// Where a process is in the hierarchy that says who is in a group.
+    pub fn path_of(&self, memberships: &[Membership]) -> Option<PathBuf> {
+        let (_, names) = self.hierarchies().into_iter().next()?;
+        let by_name =
+            memberships.iter().find(|m| m.controllers.iter().any(|own| names.contains(own)));
+        let found = by_name.or_else(|| memberships.iter().find(|m| m.is_unified()));
+        found.map(|membership| membership.path.clone())
+    }
+
     /// Each hierarchy once, with its controllers, if it has any. The first is the one to ask who is in
     /// a group: `pids` where there is a choice, for it is the one nobody leaves out.
     pub fn hierarchies(&self) -> Vec<(Hierarchy, Vec<String>)> {

@@ -7,16 +7,16 @@
 //! **Invariant:** at most the longest allowed line, and no line that has ended, is kept
 //! between two calls.
 
-use crate::clock::Stamp;
+use crate::Stamp;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stream {
+pub enum Stream {
     Stdout,
     Stderr,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Format {
+pub enum Format {
     Cri,
     JsonFile,
 }

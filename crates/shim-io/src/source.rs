@@ -3,22 +3,26 @@
 use std::{os::fd::OwnedFd, time::SystemTime};
 
 use rustix::io::Errno;
+use tokio::sync::oneshot;
 
-use super::{
-    LogFile, Stream,
+use crate::{
+    LogFile, Stamp, Stream,
     input::{Input, State},
     line::Lines,
 };
-use crate::clock::Stamp;
 
 /// Everything the log thread has of a container.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub struct Source {
     pub(crate) id: String,
     pub(crate) stdin_once: bool,
     outputs: Vec<Output>,
     input: Option<Input>,
+    /// Told when the input was ended, as opposed to forgotten.
+    input_ended: Option<oneshot::Sender<()>>,
     log: Option<LogFile>,
+    /// Those who wait for the end of all outputs.
+    waiting: Vec<oneshot::Sender<()>>,
 }
 
 #[derive(Debug)]
@@ -38,36 +42,44 @@ pub(crate) enum Got {
 }
 
 impl Source {
-    pub(crate) fn new(id: String, stdin_once: bool, log: Option<LogFile>) -> Self {
-        Self { id, stdin_once, outputs: Vec::new(), input: None, log }
+    /// `stdin_once`: the first client that ends its input ends the container's.
+    pub fn new(id: String, stdin_once: bool, log: Option<LogFile>) -> Self {
+        let (outputs, waiting) = (Vec::new(), Vec::new());
+        Self { id, stdin_once, outputs, input: None, input_ended: None, log, waiting }
     }
 
     /// None of the descriptors blocks.
-    pub(crate) fn with_output(mut self, stream: Stream, fd: OwnedFd) -> Self {
+    pub fn with_output(mut self, stream: Stream, fd: OwnedFd) -> Self {
         let lines = self.log.as_ref().map(|log| Lines::new(stream, log.format, log.max_line));
         self.outputs.push(Output { fd, stream, lines });
         self
     }
 
-    pub(crate) fn with_input(mut self, fd: Option<OwnedFd>) -> Self {
+    pub fn with_input(mut self, fd: Option<OwnedFd>) -> Self {
         self.input = fd.map(Input::new);
         self
     }
 
-    pub(super) fn output_fds(&self) -> impl Iterator<Item = &OwnedFd> {
+    /// For an input that somebody else holds open too: he is to hear of its end.
+    pub fn tell_input_end(mut self, to: oneshot::Sender<()>) -> Self {
+        self.input_ended = Some(to);
+        self
+    }
+
+    pub(crate) fn output_fds(&self) -> impl Iterator<Item = &OwnedFd> {
         self.outputs.iter().map(|output| &output.fd)
     }
 
-    pub(super) fn outputs(&self) -> usize {
+    pub(crate) fn outputs(&self) -> usize {
         self.outputs.len()
     }
 
-    pub(super) fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         self.outputs.is_empty()
     }
 
     /// Reads once from one of the outputs into `buffer` and logs it by way of `text`.
-    pub(super) fn read(&mut self, output: usize, buffer: &mut [u8], text: &mut Vec<u8>) -> Got {
+    pub(crate) fn read(&mut self, output: usize, buffer: &mut [u8], text: &mut Vec<u8>) -> Got {
         let Some(from) = self.outputs.get_mut(output) else { return Got::Nothing };
         let len = match rustix::io::read(&from.fd, &mut *buffer) {
             Err(Errno::AGAIN | Errno::INTR) => return Got::Nothing,
@@ -93,45 +105,62 @@ impl Source {
             lines.finish(&Stamp::new(SystemTime::now()), text);
             log.write(text);
         }
+        if self.outputs.is_empty() {
+            for waiter in self.waiting.drain(..) {
+                let _ = waiter.send(());
+            }
+        }
+    }
+
+    /// Tells `waiter` when the last output has ended, which may be now.
+    pub(crate) fn tell_end(&mut self, waiter: oneshot::Sender<()>) {
+        if self.has_ended() {
+            let _ = waiter.send(());
+        } else {
+            self.waiting.push(waiter);
+        }
     }
 
     /// The last words, also of streams that some process still holds open.
-    pub(super) fn finish(mut self, text: &mut Vec<u8>) -> u64 {
+    pub(crate) fn finish(mut self, text: &mut Vec<u8>) -> u64 {
         while !self.outputs.is_empty() {
             self.end(0, text);
         }
         self.log_errors()
     }
 
-    pub(super) fn log_errors(&self) -> u64 {
+    pub(crate) fn log_errors(&self) -> u64 {
         self.log.as_ref().map_or(0, LogFile::errors)
     }
 
-    pub(super) fn reopen_log(&mut self) -> std::io::Result<()> {
+    pub(crate) fn reopen_log(&mut self) -> std::io::Result<()> {
         self.log.as_mut().map_or(Ok(()), LogFile::reopen)
     }
 
     // === input ===
 
-    pub(super) fn input(&self) -> Option<&Input> {
+    pub(crate) fn input(&self) -> Option<&Input> {
         self.input.as_ref()
     }
 
-    pub(super) fn type_in(&mut self, bytes: &[u8]) {
+    pub(crate) fn type_in(&mut self, bytes: &[u8]) {
         self.with_input_do(|input| input.push(bytes));
     }
 
-    pub(super) fn flush_input(&mut self) {
+    pub(crate) fn flush_input(&mut self) {
         self.with_input_do(Input::flush);
     }
 
-    pub(super) fn close_input(&mut self) {
+    pub(crate) fn close_input(&mut self) {
         self.with_input_do(Input::close);
     }
 
     fn with_input_do(&mut self, act: impl FnOnce(&mut Input) -> State) {
         if self.input.as_mut().map(act) == Some(State::Over) {
             self.input = None;
+            if let Some(told) = self.input_ended.take() {
+                let _ = told.send(());
+            }
         }
     }
 }

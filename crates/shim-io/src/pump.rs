@@ -18,12 +18,11 @@ use rustix::{
 };
 use tokio::time::Instant;
 
-use super::{
-    Command, Source, Stream,
+use crate::{
+    Command, Source, Stream, Warn,
     client::{Client, Gone, Wish},
     source::Got,
 };
-use crate::note;
 
 /// The first reads are small, because most containers say little and memory once touched
 /// stays; a stream that fills them is worth large ones.
@@ -37,10 +36,11 @@ const LAST_READS: usize = 256;
 const MAX_CLIENTS: usize = 32;
 
 #[derive(Debug)]
-pub(super) struct Pump {
+pub(crate) struct Pump {
     commands: Receiver<Command>,
     wake: Arc<OwnedFd>,
     listener: UnixListener,
+    warn: Warn,
     sources: Vec<Source>,
     clients: Vec<Client>,
     buffer: Vec<u8>,
@@ -58,23 +58,24 @@ enum Token {
 }
 
 impl Pump {
-    pub(super) fn new(
+    pub(crate) fn new(
         commands: Receiver<Command>,
         wake: Arc<OwnedFd>,
         listener: UnixListener,
+        warn: Warn,
     ) -> Self {
         let (sources, clients) = (Vec::new(), Vec::new());
         // The buffers come with the first container.
         let (buffer, text) = (Vec::new(), Vec::new());
-        Self { commands, wake, listener, sources, clients, buffer, text }
+        Self { commands, wake, listener, warn, sources, clients, buffer, text }
     }
 
-    pub(super) fn run(mut self) {
+    pub(crate) fn run(mut self) {
         loop {
             let ready = match self.wait() {
                 Ok(ready) => ready,
                 Err(Errno::INTR) => continue,
-                Err(error) => return note::warn(format_args!("log thread: poll: {error}")),
+                Err(error) => return (self.warn)(format_args!("log thread: poll: {error}")),
             };
             // From the last: what ends is removed, and those before it keep their places.
             for (token, flags) in ready.into_iter().rev() {
@@ -128,7 +129,7 @@ impl Pump {
         flags.set(PollFlags::OUT, client.has_unsent());
         // Who types into a container that does not read waits with it.
         let full = client.hello().and_then(|hello| self.find(&hello.id)).is_some_and(|source| {
-            self.sources[source].input().is_some_and(super::input::Input::is_full)
+            self.sources[source].input().is_some_and(crate::input::Input::is_full)
         });
         flags.set(PollFlags::IN, client.hears && !full);
         flags
@@ -289,14 +290,29 @@ impl Pump {
 
     // === commands ===
 
-    /// False: the control thread is gone.
+    /// False: this is the end.
     fn obey(&mut self) -> bool {
         loop {
             match self.commands.try_recv() {
+                Ok(Command::Stop { reply }) => {
+                    self.finish_all();
+                    let _ = reply.send(());
+                    return false;
+                }
                 Ok(command) => self.carry_out(command),
                 Err(TryRecvError::Empty) => return true,
-                Err(TryRecvError::Disconnected) => return false,
+                Err(TryRecvError::Disconnected) => {
+                    self.finish_all();
+                    return false;
+                }
             }
+        }
+    }
+
+    /// What was read is not in the pipes any more: the next reader would miss it.
+    fn finish_all(&mut self) {
+        for source in std::mem::take(&mut self.sources) {
+            source.finish(&mut self.text);
         }
     }
 
@@ -315,10 +331,16 @@ impl Pump {
                 let errors = self.find(&id).map_or(0, |source| self.finish(source));
                 let _ = reply.send(errors);
             }
+            Command::Ended { id, reply } => match self.find(&id) {
+                Some(source) => self.sources[source].tell_end(reply),
+                None => drop(reply.send(())),
+            },
             Command::Reopen { id, reply } => {
                 let source = self.find(&id);
                 let _ = reply.send(source.map_or(Ok(()), |at| self.sources[at].reopen_log()));
             }
+            // Obeyed before it comes here.
+            Command::Stop { reply } => drop(reply),
             Command::CloseStdin { id } => {
                 if let Some(source) = self.find(&id) {
                     self.sources[source].close_input();

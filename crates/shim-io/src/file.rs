@@ -7,23 +7,26 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{io::Format, note};
+use crate::{Format, Warn};
 
 #[derive(Debug)]
-pub(crate) struct LogFile {
+pub struct LogFile {
     path: PathBuf,
     pub(crate) format: Format,
     pub(crate) max_line: usize,
     file: File,
     errors: u64,
+    warn: Warn,
     /// The file ends in the middle of a line, because the disk was full there.
     torn: bool,
 }
 
 impl LogFile {
-    pub(crate) fn open(path: PathBuf, format: Format, max_line: usize) -> io::Result<Self> {
+    /// Lines above `max_line` are cut into parts; 0 never cuts. `warn` hears of the first
+    /// write that fails.
+    pub fn open(path: PathBuf, format: Format, max_line: usize, warn: Warn) -> io::Result<Self> {
         let file = open(&path)?;
-        Ok(Self { path, format, max_line, file, errors: 0, torn: false })
+        Ok(Self { path, format, max_line, file, errors: 0, warn, torn: false })
     }
 
     /// After the file was moved away. A failure leaves the old one in use.
@@ -53,7 +56,7 @@ impl LogFile {
         };
         self.torn |= written > 0 && lines[written - 1] != b'\n';
         if self.errors == 0 {
-            note::warn(format_args!(
+            (self.warn)(format_args!(
                 "write {}: {error}; further ones are counted",
                 self.path.display()
             ));
@@ -95,7 +98,7 @@ mod tests {
     use super::*;
 
     fn log(path: &Path) -> LogFile {
-        LogFile::open(path.to_owned(), Format::Cri, 0).unwrap()
+        LogFile::open(path.to_owned(), Format::Cri, 0, |_| {}).unwrap()
     }
 
     #[test]
@@ -133,6 +136,7 @@ mod tests {
             format: Format::Cri,
             max_line: 0,
             errors: 0,
+            warn: |_| {},
             torn: false,
         };
         log.write(b"lost\n");
