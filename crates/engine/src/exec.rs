@@ -9,12 +9,8 @@ use std::{sync::Arc, time::Duration};
 
 use base::Id;
 use oci::{ExecRequest, Spec};
-use shim_client::{ExecFifos, ExecStreams, ExecTask, Exit, Shim, ShimError};
-use tokio::{
-    io::AsyncReadExt,
-    net::unix::pipe::{Receiver, Sender},
-    sync::oneshot,
-};
+use shim_client::{ExecFifos, ExecInput, ExecStreams, ExecTask, Exit, Shim, ShimError};
+use tokio::{io::AsyncReadExt, net::unix::pipe::Receiver, sync::oneshot};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
@@ -44,7 +40,7 @@ pub struct ExecStdio {
 #[derive(Debug)]
 pub struct ExecSession {
     /// Dropping it ends the command's input.
-    pub stdin: Option<Sender>,
+    pub stdin: Option<ExecInput>,
     /// Ends with the command, or soon after it if others hold it open.
     pub stdout: Option<ExecPipe>,
     pub stderr: Option<ExecPipe>,
@@ -186,7 +182,7 @@ impl Command {
             self.delete().await;
             return Err(error.into());
         }
-        Ok(fifos.into_streams()?)
+        Ok(self.shim.exec_streams(id, exec_id, fifos)?)
     }
 
     async fn process(&self, request: ExecRequest) -> Result<Vec<u8>> {

@@ -57,6 +57,6 @@ pub use metrics::Metrics;
 pub use nri;
 pub use plugins::PluginsConfig;
 pub use shim_client::{
-    AttachInput, AttachIo, AttachOutput, Chunk as AttachChunk, Stream as AttachStream,
+    AttachInput, AttachIo, AttachOutput, Chunk as AttachChunk, ExecInput, Stream as AttachStream,
 };
 pub use stages::Stage;

@@ -13,10 +13,10 @@ use api_admin::v1::{
 };
 use bytes::Bytes;
 use engine::{
-    AttachChunk, AttachInput, AttachIo, AttachOutput, AttachStream, Engine, ExecControl, ExecPipe,
-    ExecSession,
+    AttachChunk, AttachInput, AttachIo, AttachOutput, AttachStream, Engine, ExecControl, ExecInput,
+    ExecPipe, ExecSession,
 };
-use tokio::{io::AsyncWriteExt, net::unix::pipe};
+use tokio::io::AsyncWriteExt;
 use tokio_stream::{Stream, StreamExt};
 use tonic::Status;
 
@@ -35,7 +35,7 @@ trait Keyboard {
 }
 
 struct OfCommand {
-    stdin: Option<pipe::Sender>,
+    stdin: Option<ExecInput>,
     control: ExecControl,
 }
 

@@ -10,13 +10,11 @@ use ::stream::{Attach, Backend, BoxError, Client, Exec, Input, Output, PortForwa
 use api_cri::v1;
 use base::Chain;
 use engine::{
-    AttachChunk, AttachInput, AttachOutput, AttachStream, Engine, EngineError, ExecPipe, ExecStdio,
+    AttachChunk, AttachInput, AttachOutput, AttachStream, Engine, EngineError, ExecInput, ExecPipe,
+    ExecStdio,
 };
 use oci::ExecRequest;
-use tokio::{
-    io::AsyncReadExt,
-    net::{TcpStream, unix::pipe},
-};
+use tokio::{io::AsyncReadExt, net::TcpStream};
 
 use crate::{
     field::{Invalid, Result, not_empty, number},
@@ -172,7 +170,7 @@ async fn pump(from: Option<ExecPipe>, to: Option<Output>) {
 }
 
 /// Returns with the end of the input, which the command then sees.
-async fn type_in(from: Option<Input>, to: Option<pipe::Sender>) {
+async fn type_in(from: Option<Input>, to: Option<ExecInput>) {
     if let (Some(mut from), Some(mut to)) = (from, to) {
         // A command that reads no more need not end.
         let _ = tokio::io::copy(&mut from, &mut to).await;

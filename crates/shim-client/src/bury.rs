@@ -21,7 +21,7 @@ use sys::{
 };
 use tokio::time::Instant;
 
-use crate::{Exit, ShimError, connect::read_bootstrap};
+use crate::{Exit, Foreign, Namespaces, ShimError, connect::read_bootstrap, foreign};
 
 /// A container that its shim left.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +45,9 @@ const REAPING: Duration = Duration::from_secs(3);
 ///
 /// Cancel safe: the work goes on.
 pub async fn bury(dir: &Path, limit: Duration) -> Result<Vec<Buried>, ShimError> {
+    if Foreign::is_in(dir) {
+        return foreign::bury(dir, limit).await;
+    }
     let bootstrap = read_bootstrap(dir)?;
     let dir = dir.to_owned();
     let work = move || Undertaker::new(limit).bury(&dir, &bootstrap);
@@ -52,22 +55,28 @@ pub async fn bury(dir: &Path, limit: Duration) -> Result<Vec<Buried>, ShimError>
     done.map_err(|e| ShimError::io("bury a shim")(io::Error::other(e)))?
 }
 
-struct Undertaker {
+/// Goes on after a failure, and tells the first at the end.
+#[derive(Debug)]
+pub(crate) struct Undertaker {
     until: Instant,
     failure: Option<ShimError>,
 }
 
 impl Undertaker {
-    fn new(limit: Duration) -> Self {
+    pub(crate) fn new(limit: Duration) -> Self {
         Self { until: Instant::now() + limit, failure: None }
     }
 
-    fn left(&self) -> Duration {
+    pub(crate) fn left(&self) -> Duration {
         // What has no time left at all is still tried once.
         self.until.saturating_duration_since(Instant::now()).max(Duration::from_millis(10))
     }
 
-    fn note<T, E: Into<io::Error>>(&mut self, doing: &str, result: Result<T, E>) -> Option<T> {
+    pub(crate) fn note<T, E: Into<io::Error>>(
+        &mut self,
+        doing: &str,
+        result: Result<T, E>,
+    ) -> Option<T> {
         match result {
             Ok(value) => Some(value),
             Err(e) => {
@@ -90,29 +99,39 @@ impl Undertaker {
         let tasks = read_tasks(&files.tasks);
         let processes: Vec<_> = tasks
             .iter()
-            .map(|(id, record)| self.bury_task(id, record, &bootstrap.runtime, layout.as_ref()))
+            .map(|(id, record)| {
+                let delete = |_| delete(&bootstrap.runtime, id);
+                self.bury_task(record, layout.as_ref(), &delete)
+            })
             .collect();
         self.end_pod(bootstrap, layout.as_ref());
-        let until = Instant::now() + REAPING.min(self.left());
         let buried = tasks.into_iter().zip(processes).map(|((id, record), process)| {
-            let told = || process.and_then(|process| exit_of(&process, until));
+            let told = || self.exit_of(process.as_ref());
             Buried { id, exit: record.exit.map(recorded).or_else(told) }
         });
         let buried = buried.collect();
-        if let Some(failure) = self.failure {
-            return Err(failure);
-        }
+        self.finish()?;
         let gone = remove_all(&files);
         gone.map_err(ShimError::io("remove the files of a shim"))?;
         Ok(buried)
     }
 
-    fn bury_task(
+    /// The first failure, if there was one.
+    pub(crate) fn finish(self) -> Result<(), ShimError> {
+        self.failure.map_or(Ok(()), Err)
+    }
+
+    /// As the kernel tells it.
+    pub(crate) fn exit_of(&self, process: Option<&Pidfd>) -> Option<Exit> {
+        exit_of(process?, Instant::now() + REAPING.min(self.left()))
+    }
+
+    /// `delete` takes it out of the runtime, within the time it is given.
+    pub(crate) fn bury_task(
         &mut self,
-        id: &str,
         record: &TaskRecord,
-        runtime: &OciRuntime,
         layout: Option<&Layout>,
+        delete: &dyn Fn(Duration) -> io::Result<()>,
     ) -> Option<Pidfd> {
         let process = held(record.pid, record.start_time);
         if let Some(process) = &process {
@@ -129,7 +148,7 @@ impl Undertaker {
             let ended = process.wait_end(Some(self.left()));
             self.note("wait for a container", ended);
         }
-        let deleted = delete(runtime, id);
+        let deleted = delete(self.left());
         self.note("delete a container", deleted);
         process
     }
@@ -142,17 +161,21 @@ impl Undertaker {
             let ended = first.wait_end(Some(self.left()));
             self.note("wait for PID 1", ended);
         }
-        let spaces = &bootstrap.namespaces;
-        let user = spaces.user.as_ref().map(|user| &user.pin);
-        let pins = [spaces.ipc.as_ref(), spaces.uts.as_ref(), user];
-        for pin in pins.into_iter().flatten() {
-            self.note("release a namespace", unpin(pin));
-        }
+        self.release(&bootstrap.namespaces);
         if let (Some(path), Some(layout)) = (&bootstrap.cgroup, layout)
             && let Some(Some(group)) = self.note("open a cgroup", Cgroup::open(layout, path))
         {
             let removed = group.remove(self.left());
             self.note("remove the shim's cgroup", removed);
+        }
+    }
+
+    /// All but that of the network.
+    pub(crate) fn release(&mut self, spaces: &Namespaces) {
+        let user = spaces.user.as_ref().map(|user| &user.pin);
+        let pins = [spaces.ipc.as_ref(), spaces.uts.as_ref(), user];
+        for pin in pins.into_iter().flatten() {
+            self.note("release a namespace", unpin(pin));
         }
     }
 }
@@ -191,6 +214,15 @@ fn end_calls(session: u32, dir: &Path, until: Instant) -> io::Result<()> {
 }
 
 fn calls_of(session: u32, dir: &Path) -> io::Result<Vec<Pidfd>> {
+    working_in(dir, |own| own == Some(session))
+}
+
+/// Every process that works in `dir` or below it.
+pub(crate) fn processes_in(dir: &Path) -> io::Result<Vec<Pidfd>> {
+    working_in(dir, |_| true)
+}
+
+fn working_in(dir: &Path, session: impl Fn(Option<u32>) -> bool) -> io::Result<Vec<Pidfd>> {
     let pids = fs::read_dir("/proc")?.flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let is_call = |pid: u32| {
@@ -200,7 +232,7 @@ fn calls_of(session: u32, dir: &Path) -> io::Result<Vec<Pidfd>> {
         // State, parent, group, session. What ended and waits for its parent is harmless.
         let mut fields = fields.split_whitespace();
         let ended = fields.next().is_none_or(|state| matches!(state, "Z" | "X"));
-        let of_session = fields.nth(2).and_then(|text| text.parse().ok()) == Some(session);
+        let of_session = session(fields.nth(2).and_then(|text| text.parse().ok()));
         !ended
             && of_session
             && fs::read_link(proc.join("cwd")).is_ok_and(|cwd| cwd.starts_with(dir))
@@ -210,7 +242,7 @@ fn calls_of(session: u32, dir: &Path) -> io::Result<Vec<Pidfd>> {
     Ok(pids.filter(|pid| is_call(*pid)).filter_map(held).collect())
 }
 
-fn read_tasks(dir: &Path) -> Vec<(String, TaskRecord)> {
+pub(crate) fn read_tasks(dir: &Path) -> Vec<(String, TaskRecord)> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let read = |entry: fs::DirEntry| {
         let id = entry.file_name().into_string().ok()?;
@@ -221,13 +253,16 @@ fn read_tasks(dir: &Path) -> Vec<(String, TaskRecord)> {
 }
 
 /// The process itself, not a later one of the same number.
-fn held(pid: u32, started: u64) -> Option<Pidfd> {
+pub(crate) fn held(pid: u32, started: u64) -> Option<Pidfd> {
     let process = Pidfd::open(pid).ok()?;
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    (start_time(&stat) == Some(started)).then_some(process)
+    (started_at(pid) == Some(started)).then_some(process)
 }
 
-fn recorded(exit: ExitRecord) -> Exit {
+pub(crate) fn started_at(pid: u32) -> Option<u64> {
+    start_time(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+pub(crate) fn recorded(exit: ExitRecord) -> Exit {
     let at = base::time::from_unix_nanos(exit.at);
     Exit { code: exit.status, at, oom: exit.oom, log_errors: 0 }
 }

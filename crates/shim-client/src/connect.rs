@@ -10,12 +10,16 @@ use std::{
 
 use api_shim::{
     start::{Bootstrap, Files},
-    task::v3::{ConnectRequest, TaskClient},
+    task::v3::{ConnectRequest, ConnectResponse},
 };
 use tokio::net::UnixStream;
-use ttrpc::Context;
 
-use crate::{Shim, ShimError};
+use crate::{
+    Shim, ShimError, ShimInfo,
+    own::Io,
+    shim::{Side, garbled},
+    task::Task,
+};
 
 const CALL: &str = "Connect";
 
@@ -55,10 +59,9 @@ pub(crate) async fn connect_to(
     let gone = |e: sys::Error| ShimError::Gone { call: CALL, source: Some(e.into()) };
     let pidfd: OwnedFd = sys::pidfd::Pidfd::open(peer.pid).map_err(gone)?.into();
     let client = ttrpc::Client::new(stream);
-    let answer = TaskClient::new(client.clone())
-        .connect(&Context::timeout(limit), &ConnectRequest::default())
-        .await
-        .map_err(|e| ShimError::of_call(CALL, limit, e))?;
+    let task = Task::new(client.clone(), bootstrap.version);
+    let task = task.ok_or_else(|| garbled("start", "an unknown version of the Task API"))?;
+    let answer: ConnectResponse = task.call(CALL, limit, &ConnectRequest::default()).await?;
     if (answer.shim_pid, bootstrap.pid) != (peer.pid, peer.pid) {
         let said = format!(
             "process {} listens, but the shim is {} and was to be {}",
@@ -67,7 +70,13 @@ pub(crate) async fn connect_to(
         let source = io::Error::new(io::ErrorKind::InvalidData, said);
         return Err(ShimError::Io { doing: format!("connect to {}", dir.display()), source });
     }
-    Shim::new(dir, bootstrap, client, pidfd)
+    let info = ShimInfo {
+        pid: bootstrap.pid,
+        pod_pid: bootstrap.pod_pid,
+        address: bootstrap.address,
+        namespaces: bootstrap.namespaces,
+    };
+    Shim::new(dir, info, task, Side::Own(Io::new(client)), vec![pidfd])
 }
 
 pub(crate) async fn open(call: &'static str, socket: &Path) -> Result<UnixStream, ShimError> {
@@ -81,7 +90,7 @@ fn gone(call: &'static str, source: io::Error) -> ShimError {
 
 /// The same socket under a name short enough for a socket address; good while the
 /// directory is held open.
-fn reachable(socket: &Path) -> io::Result<(PathBuf, Option<File>)> {
+pub(crate) fn reachable(socket: &Path) -> io::Result<(PathBuf, Option<File>)> {
     const MAX: usize = 107;
     let (Some(dir), Some(name)) = (socket.parent(), socket.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());

@@ -7,10 +7,16 @@
 use std::{
     io,
     path::{Path, PathBuf},
+    pin::Pin,
+    task::{Context, Poll},
 };
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
-use tokio::net::unix::pipe::{OpenOptions, Receiver, Sender};
+use tokio::{
+    io::AsyncWrite,
+    net::unix::pipe::{OpenOptions, Receiver, Sender},
+    sync::oneshot,
+};
 
 use crate::ShimError;
 
@@ -29,9 +35,35 @@ pub struct ExecFifos {
 /// ends the input of the process.
 #[derive(Debug)]
 pub struct ExecStreams {
-    pub stdin: Option<Sender>,
+    pub stdin: Option<ExecInput>,
     pub stdout: Option<Receiver>,
     pub stderr: Option<Receiver>,
+}
+
+/// The input of an exec; dropping it ends it.
+#[derive(Debug)]
+pub struct ExecInput {
+    pipe: Sender,
+    /// Its drop tells a shim that holds the pipe open itself.
+    _ended: Option<oneshot::Sender<()>>,
+}
+
+impl AsyncWrite for ExecInput {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.pipe).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.pipe).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.pipe).poll_shutdown(cx)
+    }
 }
 
 impl ExecFifos {
@@ -71,17 +103,29 @@ impl ExecFifos {
         Ok(fifos)
     }
 
-    /// To be called when the process has been started.
-    pub fn into_streams(mut self) -> Result<ExecStreams, ShimError> {
+    /// For a shim that hands the pipes themselves to the process, which has been started.
+    pub(crate) fn into_streams(mut self) -> Result<ExecStreams, ShimError> {
         let stdin = match (&self.stdin, self.input.take()) {
             // An end that only writes learns when the last reader is gone. Until it is open
             // the other one stays, lest the process see the end of its input.
             (Some(path), Some(_other)) => {
-                Some(OpenOptions::new().open_sender(path).map_err(opening(path))?)
+                let pipe = OpenOptions::new().open_sender(path).map_err(opening(path))?;
+                Some(ExecInput { pipe, _ended: None })
             }
             _ => None,
         };
         Ok(ExecStreams { stdin, stdout: self.output.take(), stderr: self.error.take() })
+    }
+}
+
+impl ExecFifos {
+    /// For a shim that copies. It opens the input late and holds it open itself: ours stays
+    /// one that needs no reader, and `ended` resolves when it is dropped.
+    pub(crate) fn into_copied(mut self) -> (ExecStreams, oneshot::Receiver<()>) {
+        let (tell, ended) = oneshot::channel();
+        let stdin = self.input.take().map(|pipe| ExecInput { pipe, _ended: Some(tell) });
+        let (stdout, stderr) = (self.output.take(), self.error.take());
+        (ExecStreams { stdin, stdout, stderr }, ended)
     }
 }
 

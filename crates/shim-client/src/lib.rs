@@ -6,6 +6,8 @@
 //!      └─> Shim: calls over ttrpc, each with a limit; died() by pidfd
 //!             └─> attach(): a connection of its own, so that output delays no call
 //!   bury ── after a shim was killed: ends and removes what it left
+//!
+//!   Foreign ── the same for shims that others wrote
 //! ```
 //!
 //! **Invariants:** dropping any future of this crate, or all of a [`Shim`], changes nothing
@@ -17,16 +19,23 @@ mod bury;
 mod connect;
 mod error;
 mod fifo;
+mod foreign;
 mod limits;
+mod own;
 mod shim;
 mod spec;
 mod start;
+mod task;
 
 pub use attach::{AttachInput, AttachIo, AttachOutput, Chunk, Stream};
 pub use bury::{Buried, bury};
 pub use connect::connect;
 pub use error::ShimError;
-pub use fifo::{ExecFifos, ExecStreams};
+pub use fifo::{ExecFifos, ExecInput, ExecStreams};
+pub use foreign::{
+    BadName, BootstrapForm, Foreign, RuntimeOptions, StartForeign, ask_form, find_shim,
+    shim_binary_name,
+};
 pub use limits::Limits;
 pub use shim::{Shim, ShimInfo};
 pub use spec::{

@@ -5,30 +5,25 @@ use std::{
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
 use api_shim::{
     attach::Hello,
-    longshore::{self as wire, CreateOptions, IoClient, ListRequest, ReopenLogRequest},
     name,
-    process::Status,
-    start::{Bootstrap, Files},
+    start::Files,
     task::v3::{
-        CloseIoRequest, CreateTaskRequest, DeleteRequest, ExecProcessRequest, KillRequest,
-        PauseRequest, PidsRequest, ResizePtyRequest, ResumeRequest, ShutdownRequest, StartRequest,
-        TaskClient, UpdateTaskRequest, WaitRequest,
+        CloseIoRequest, ExecProcessRequest, KillRequest, PauseRequest, PidsRequest, PidsResponse,
+        ResizePtyRequest, ResumeRequest, ShutdownRequest, StartRequest, StartResponse,
+        UpdateTaskRequest,
     },
 };
-use jiff::Timestamp;
-use prost::Message;
+use futures_util::future::select_all;
 use prost_types::Any;
 use tokio::io::unix::AsyncFd;
-use ttrpc::Context;
 
 use crate::{
-    AttachIo, CreateTask, ExecTask, Exit, Limits, LogFormat, LogTarget, Namespaces, ShimError,
-    TaskState, TaskStatus,
+    AttachIo, CreateTask, ExecFifos, ExecStreams, ExecTask, Exit, Limits, Namespaces, ShimError,
+    TaskState, foreign::Streams, own::Io, task::Task,
 };
 
 /// A shim we talk to. Clones share the connection.
@@ -44,9 +39,19 @@ pub struct Shim {
 struct Inner {
     info: ShimInfo,
     dir: PathBuf,
-    task: TaskClient,
-    io: IoClient,
-    pidfd: Arc<AsyncFd<OwnedFd>>,
+    task: Task,
+    side: Side,
+    /// The pod ends with the first of them: its shim, and what else keeps it.
+    keepers: Vec<Arc<AsyncFd<OwnedFd>>>,
+}
+
+/// Who keeps exits and writes logs.
+#[derive(Debug)]
+pub(crate) enum Side {
+    /// Our shim.
+    Own(Io),
+    /// The daemon, for a shim that only copies streams into pipes.
+    Foreign(Streams),
 }
 
 /// Where the shim and its pod are.
@@ -63,24 +68,15 @@ pub struct ShimInfo {
 impl Shim {
     pub(crate) fn new(
         dir: &Path,
-        bootstrap: Bootstrap,
-        client: ttrpc::Client,
-        pidfd: OwnedFd,
+        info: ShimInfo,
+        task: Task,
+        side: Side,
+        keepers: Vec<OwnedFd>,
     ) -> Result<Self, ShimError> {
-        let pidfd = watch(pidfd).map_err(ShimError::io("watch the shim"))?;
-        let info = ShimInfo {
-            pid: bootstrap.pid,
-            pod_pid: bootstrap.pod_pid,
-            address: bootstrap.address,
-            namespaces: bootstrap.namespaces,
-        };
-        let inner = Inner {
-            info,
-            dir: dir.to_owned(),
-            task: TaskClient::new(client.clone()),
-            io: IoClient::new(client),
-            pidfd: Arc::new(pidfd),
-        };
+        let watched = keepers.into_iter().map(|keeper| watch(keeper).map(Arc::new));
+        let keepers = watched.collect::<io::Result<_>>();
+        let keepers = keepers.map_err(ShimError::io("watch the shim"))?;
+        let inner = Inner { info, dir: dir.to_owned(), task, side, keepers };
         Ok(Self { inner: Arc::new(inner), limits: Limits::default() })
     }
 
@@ -95,17 +91,21 @@ impl Shim {
 
     /// The connection is gone; the shim may live. See [`crate::connect`] and [`Shim::died`].
     pub fn is_disconnected(&self) -> bool {
-        self.inner.task.connection().is_closed()
+        self.inner.task.is_closed()
     }
 
-    /// Resolves when the shim's process has ended, also for one we did not start.
+    /// Resolves when the shim's process has ended, also for one we did not start, or that of
+    /// the sandbox where that is another.
     pub fn died(&self) -> impl Future<Output = ()> + Send + 'static {
-        let pidfd = Arc::clone(&self.inner.pidfd);
-        async move {
+        let end = |keeper: Arc<AsyncFd<OwnedFd>>| async move {
             // An error means that this runtime is ending, and then nobody waits for us.
-            if pidfd.readable().await.is_err() {
+            if keeper.readable().await.is_err() {
                 std::future::pending().await
             }
+        };
+        let ends: Vec<_> = self.inner.keepers.iter().cloned().map(|k| Box::pin(end(k))).collect();
+        async move {
+            select_all(ends).await;
         }
     }
 
@@ -113,22 +113,11 @@ impl Shim {
 
     /// Returns the process that waits to be started.
     pub async fn create(&self, task: CreateTask) -> Result<u32, ShimError> {
-        let CreateTask { id, bundle, stdio, log } = task;
-        let options = CreateOptions {
-            stdin: stdio.stdin,
-            stdin_once: stdio.stdin_once,
-            log: log.map(log_to_wire).transpose()?,
-        };
-        let request = CreateTaskRequest {
-            id,
-            bundle: text(bundle)?,
-            terminal: stdio.tty,
-            options: Some(any(name::CREATE_OPTIONS, options.encode_to_vec())),
-            ..CreateTaskRequest::default()
-        };
-        let (call, limit) = ("Create", self.limits.runtime);
-        let created = self.inner.task.create(&Context::timeout(limit), &request).await;
-        created.map(|response| response.pid).map_err(|e| ShimError::of_call(call, limit, e))
+        let limit = self.limits.runtime;
+        match &self.inner.side {
+            Side::Own(_) => Io::create(&self.inner.task, limit, task).await,
+            Side::Foreign(streams) => streams.create(&self.inner.task, limit, task).await,
+        }
     }
 
     pub async fn start(&self, id: &str) -> Result<u32, ShimError> {
@@ -162,44 +151,38 @@ impl Shim {
     }
 
     pub async fn pids(&self, id: &str) -> Result<Vec<u32>, ShimError> {
-        let (call, limit) = ("Pids", self.limits.quick);
         let request = PidsRequest { id: id.to_owned() };
-        let response = self.inner.task.pids(&Context::timeout(limit), &request).await;
-        let response = response.map_err(|e| ShimError::of_call(call, limit, e))?;
-        Ok(response.processes.into_iter().map(|process| process.pid).collect())
+        let answer: PidsResponse =
+            self.inner.task.call("Pids", self.limits.quick, &request).await?;
+        Ok(answer.processes.into_iter().map(|process| process.pid).collect())
     }
 
     pub async fn pause(&self, id: &str) -> Result<(), ShimError> {
-        let (call, limit) = ("Pause", self.limits.quick);
         let request = PauseRequest { id: id.to_owned() };
-        let done = self.inner.task.pause(&Context::timeout(limit), &request).await;
-        done.map_err(|e| ShimError::of_call(call, limit, e)).map(drop)
+        self.inner.task.call("Pause", self.limits.quick, &request).await
     }
 
     pub async fn resume(&self, id: &str) -> Result<(), ShimError> {
-        let (call, limit) = ("Resume", self.limits.quick);
         let request = ResumeRequest { id: id.to_owned() };
-        let done = self.inner.task.resume(&Context::timeout(limit), &request).await;
-        done.map_err(|e| ShimError::of_call(call, limit, e)).map(drop)
+        self.inner.task.call("Resume", self.limits.quick, &request).await
     }
 
     /// OCI `LinuxResources` as JSON. All or nothing: a value the kernel refuses takes back
     /// those before it.
     pub async fn update(&self, id: &str, resources_json: &[u8]) -> Result<(), ShimError> {
-        let (call, limit) = ("Update", self.limits.runtime);
         let resources = Some(any(name::OCI_RESOURCES, resources_json.to_vec()));
         let request =
             UpdateTaskRequest { id: id.to_owned(), resources, ..UpdateTaskRequest::default() };
-        let done = self.inner.task.update(&Context::timeout(limit), &request).await;
-        done.map_err(|e| ShimError::of_call(call, limit, e)).map(drop)
+        self.inner.task.call("Update", self.limits.runtime, &request).await
     }
 
     /// After the log file was moved away: the next line goes to a new one.
     pub async fn reopen_log(&self, id: &str) -> Result<(), ShimError> {
-        let (call, limit) = ("ReopenLog", self.limits.quick);
-        let request = ReopenLogRequest { id: id.to_owned() };
-        let done = self.inner.io.reopen_log(&Context::timeout(limit), &request).await;
-        done.map_err(|e| ShimError::of_call(call, limit, e)).map(drop)
+        let limit = self.limits.quick;
+        match &self.inner.side {
+            Side::Own(io) => io.reopen_log(limit, id).await,
+            Side::Foreign(streams) => streams.reopen_log(limit, id).await,
+        }
     }
 
     /// Joins the container's streams, from now on. Works on a stopped container too, whose
@@ -223,7 +206,6 @@ impl Shim {
 
     /// Only makes it known; [`Shim::start_exec`] runs it.
     pub async fn exec(&self, task: ExecTask) -> Result<(), ShimError> {
-        let (call, limit) = ("Exec", self.limits.quick);
         let path = |path: Option<PathBuf>| path.map_or(Ok(String::new()), text);
         let request = ExecProcessRequest {
             id: task.id,
@@ -234,12 +216,24 @@ impl Shim {
             stderr: path(task.stderr)?,
             spec: Some(any(name::OCI_PROCESS, task.process_json)),
         };
-        let done = self.inner.task.exec(&Context::timeout(limit), &request).await;
-        done.map_err(|e| ShimError::of_call(call, limit, e)).map(drop)
+        self.inner.task.call("Exec", self.limits.quick, &request).await
     }
 
     pub async fn start_exec(&self, id: &str, exec_id: &str) -> Result<u32, ShimError> {
         self.start_process(id, exec_id).await
+    }
+
+    /// Our ends of the pipes of an exec that has been started.
+    pub fn exec_streams(
+        &self,
+        id: &str,
+        exec_id: &str,
+        fifos: ExecFifos,
+    ) -> Result<ExecStreams, ShimError> {
+        match &self.inner.side {
+            Side::Own(_) => fifos.into_streams(),
+            Side::Foreign(streams) => Ok(streams.of_exec(id, exec_id, fifos)),
+        }
     }
 
     /// Without limit, see [`Shim::wait`].
@@ -263,24 +257,23 @@ impl Shim {
         width: u16,
         height: u16,
     ) -> Result<(), ShimError> {
-        let (call, limit) = ("ResizePty", self.limits.quick);
         let request = ResizePtyRequest {
             id: id.to_owned(),
             exec_id: exec_id.to_owned(),
             width: width.into(),
             height: height.into(),
         };
-        let done = self.inner.task.resize_pty(&Context::timeout(limit), &request).await;
-        done.map_err(|e| ShimError::of_call(call, limit, e)).map(drop)
+        self.inner.task.call("ResizePty", self.limits.quick, &request).await
     }
 
     /// The process sees the end of its input. An empty `exec_id` means the container.
     pub async fn close_stdin(&self, id: &str, exec_id: &str) -> Result<(), ShimError> {
-        let (call, limit) = ("CloseIO", self.limits.quick);
+        if let (Side::Foreign(streams), "") = (&self.inner.side, exec_id) {
+            return streams.close_stdin(id);
+        }
         let (id, exec_id) = (id.to_owned(), exec_id.to_owned());
         let request = CloseIoRequest { id, exec_id, stdin: true };
-        let done = self.inner.task.close_io(&Context::timeout(limit), &request).await;
-        done.map_err(|e| ShimError::of_call(call, limit, e)).map(drop)
+        self.inner.task.call("CloseIO", self.limits.quick, &request).await
     }
 
     // === the pod ===
@@ -288,25 +281,27 @@ impl Shim {
     /// Ends PID 1, releases the namespaces and ends the shim. Refused while it has
     /// containers that were not deleted. [`Shim::died`] tells when it is over.
     pub async fn shutdown(&self) -> Result<(), ShimError> {
-        let (call, limit) = ("Shutdown", self.limits.quick);
+        if let Side::Foreign(streams) = &self.inner.side {
+            streams.check_empty()?;
+        }
         let request = ShutdownRequest { id: String::new(), now: false };
-        let done = self.inner.task.shutdown(&Context::timeout(limit), &request).await;
-        done.map_err(|e| ShimError::of_call(call, limit, e)).map(drop)
+        self.inner.task.call("Shutdown", self.limits.quick, &request).await
     }
 
     // === what containers and execs have in common ===
 
     async fn start_process(&self, id: &str, exec_id: &str) -> Result<u32, ShimError> {
-        let (call, limit) = ("Start", self.limits.runtime);
         let request = StartRequest { id: id.to_owned(), exec_id: exec_id.to_owned() };
-        let started = self.inner.task.start(&Context::timeout(limit), &request).await;
-        started.map(|response| response.pid).map_err(|e| ShimError::of_call(call, limit, e))
+        let started: StartResponse =
+            self.inner.task.call("Start", self.limits.runtime, &request).await?;
+        Ok(started.pid)
     }
 
     async fn wait_process(&self, id: &str, exec_id: &str) -> Result<Exit, ShimError> {
-        let request = WaitRequest { id: id.to_owned(), exec_id: exec_id.to_owned() };
-        let exit = self.inner.io.wait(&Context::new(), &request).await;
-        exit_from_wire("Wait", exit.map_err(|e| ShimError::of_call("Wait", Duration::MAX, e))?)
+        match &self.inner.side {
+            Side::Own(io) => io.wait(id, exec_id).await,
+            Side::Foreign(streams) => streams.wait(&self.inner.task, id, exec_id).await,
+        }
     }
 
     async fn kill_process(
@@ -316,26 +311,25 @@ impl Shim {
         signal: u32,
         all: bool,
     ) -> Result<(), ShimError> {
-        let (call, limit) = ("Kill", self.limits.quick);
         let (id, exec_id) = (id.to_owned(), exec_id.to_owned());
         let request = KillRequest { id, exec_id, signal, all };
-        let done = self.inner.task.kill(&Context::timeout(limit), &request).await;
-        done.map_err(|e| ShimError::of_call(call, limit, e)).map(drop)
+        self.inner.task.call("Kill", self.limits.quick, &request).await
     }
 
     async fn delete_process(&self, id: &str, exec_id: &str) -> Result<Exit, ShimError> {
-        let (call, limit) = ("Delete", self.limits.runtime);
-        let request = DeleteRequest { id: id.to_owned(), exec_id: exec_id.to_owned() };
-        let exit = self.inner.io.delete(&Context::timeout(limit), &request).await;
-        exit_from_wire(call, exit.map_err(|e| ShimError::of_call(call, limit, e))?)
+        let (task, limit) = (&self.inner.task, self.limits.runtime);
+        match &self.inner.side {
+            Side::Own(io) => io.delete(limit, id, exec_id).await,
+            Side::Foreign(streams) => streams.delete(task, limit, id, exec_id).await,
+        }
     }
 
     async fn states(&self, call: &'static str, id: &str) -> Result<Vec<TaskState>, ShimError> {
         let limit = self.limits.quick;
-        let request = ListRequest { id: id.to_owned(), exec_id: String::new() };
-        let response = self.inner.io.list(&Context::timeout(limit), &request).await;
-        let response = response.map_err(|e| ShimError::of_call(call, limit, e))?;
-        response.tasks.into_iter().map(|task| state_from_wire(call, task)).collect()
+        match &self.inner.side {
+            Side::Own(io) => io.states(call, limit, id).await,
+            Side::Foreign(streams) => streams.states(&self.inner.task, limit, id).await,
+        }
     }
 }
 
@@ -344,54 +338,17 @@ fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(fd, tokio::io::Interest::READABLE)
 }
 
-fn log_to_wire(log: LogTarget) -> Result<wire::Log, ShimError> {
-    let format = match log.format {
-        LogFormat::Cri => wire::log::Format::Cri,
-        LogFormat::JsonFile => wire::log::Format::JsonFile,
-    };
-    let max_line = u32::try_from(log.max_line).unwrap_or(u32::MAX);
-    Ok(wire::Log { path: text(log.path)?, format: format.into(), max_line })
-}
-
-fn state_from_wire(call: &'static str, task: wire::TaskInfo) -> Result<TaskState, ShimError> {
-    let status = match task.status() {
-        Status::Created => TaskStatus::Created,
-        Status::Running => TaskStatus::Running,
-        Status::Paused | Status::Pausing => TaskStatus::Paused,
-        Status::Stopped => TaskStatus::Stopped,
-        Status::Unknown => return Err(garbled(call, "task without a status")),
-    };
-    Ok(TaskState {
-        id: task.id,
-        bundle: task.bundle.into(),
-        pid: task.pid,
-        status,
-        exit: task.exit.map(|exit| exit_from_wire(call, exit)).transpose()?,
-        execs: task.execs,
-    })
-}
-
-fn exit_from_wire(call: &'static str, exit: wire::Exit) -> Result<Exit, ShimError> {
-    let at = exit.at.and_then(|at| Timestamp::new(at.seconds, at.nanos).ok());
-    Ok(Exit {
-        code: exit.status,
-        at: at.ok_or_else(|| garbled(call, "exit without a time"))?,
-        oom: exit.oom,
-        log_errors: exit.log_errors,
-    })
-}
-
-fn garbled(call: &'static str, what: &str) -> ShimError {
+pub(crate) fn garbled(call: &'static str, what: &str) -> ShimError {
     let source = io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
     ShimError::Io { doing: format!("understand the answer to {call}"), source }
 }
 
-fn any(type_url: &str, value: Vec<u8>) -> Any {
+pub(crate) fn any(type_url: &str, value: Vec<u8>) -> Any {
     Any { type_url: type_url.to_owned(), value }
 }
 
 /// The protocol has text where the system has bytes.
-fn text(path: PathBuf) -> Result<String, ShimError> {
+pub(crate) fn text(path: PathBuf) -> Result<String, ShimError> {
     path.into_os_string().into_string().map_err(|path| ShimError::Io {
         doing: format!("name {} to the shim", path.display()),
         source: io::Error::new(io::ErrorKind::InvalidInput, "the path is not UTF-8"),

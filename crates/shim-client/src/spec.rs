@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 
 use crate::{LogLevel, Namespaces, OciRuntime};
 
@@ -36,7 +37,7 @@ pub struct CreateTask {
     pub log: Option<LogTarget>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stdio {
     /// Else the container reads from /dev/null.
     pub stdin: bool,
@@ -46,7 +47,7 @@ pub struct Stdio {
     pub tty: bool,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogTarget {
     pub path: PathBuf,
     pub format: LogFormat,
@@ -54,7 +55,7 @@ pub struct LogTarget {
     pub max_line: usize,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LogFormat {
     #[default]
     Cri,

@@ -3,15 +3,18 @@
 use std::time::Duration;
 
 use serde_json::json;
-use shim_client::{ExecFifos, ExecStreams, ExecTask, Exit, ShimError};
+use shim_client::{ExecFifos, ExecStreams, ExecTask, Exit};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     time::Instant,
 };
 
-use crate::world::{Pod, Wish, World};
+use crate::{
+    keeper::BUSY,
+    world::{Pod, Wish, World},
+};
 
-fn process(args: &[&str], tty: bool) -> Vec<u8> {
+pub(crate) fn process(args: &[&str], tty: bool) -> Vec<u8> {
     let user = json!({ "uid": 0, "gid": 0 });
     json!({ "terminal": tty, "user": user, "args": args, "env": ["PATH=/bin"], "cwd": "/" })
         .to_string()
@@ -33,10 +36,10 @@ impl Pod {
         };
         self.shim.exec(task).await.unwrap();
         self.shim.start_exec(id, exec_id).await.unwrap();
-        fifos.into_streams().unwrap()
+        self.shim.exec_streams(id, exec_id, fifos).unwrap()
     }
 
-    async fn end_exec(&self, id: &str, exec_id: &str) -> Exit {
+    pub(crate) async fn end_exec(&self, id: &str, exec_id: &str) -> Exit {
         let exit = self.shim.wait_exec(id, exec_id).await.unwrap();
         assert_eq!(self.shim.delete_exec(id, exec_id).await.unwrap().code, exit.code);
         exit
@@ -93,7 +96,7 @@ async fn an_exec_can_be_killed_and_ends_with_its_container() {
     let _first = pod.exec(&id, "x1", &["sleep", "1000"], false).await;
     let _second = pod.exec(&id, "x2", &["sleep", "1000"], false).await;
     let busy = pod.shim.delete_exec(&id, "x1").await.unwrap_err();
-    assert_eq!(busy.kind(), base::Kind::FailedPrecondition);
+    assert_eq!(busy.kind(), BUSY);
     pod.shim.kill_exec(&id, "x1", 15).await.unwrap();
     assert_eq!(pod.end_exec(&id, "x1").await.code, 143);
     pod.shim.kill(&id, 9, false).await.unwrap();
@@ -103,46 +106,6 @@ async fn an_exec_can_be_killed_and_ends_with_its_container() {
     let of_exec = of_exec.await.unwrap().unwrap();
     assert_eq!((end.code, of_exec.code), (137, 137));
     pod.shim.delete(&id).await.unwrap();
-    pod.finish().await;
-}
-
-#[tokio::test]
-async fn execs_that_cannot_be_are_refused() {
-    let Some(world) = World::new("execs_that_cannot_be_are_refused") else { return };
-    let pod = world.start().await;
-    let id = pod.create("c", &["sleep", "1000"], Wish::default()).await;
-    let task = |exec_id: &str, args: &[&str]| ExecTask {
-        id: id.clone(),
-        exec_id: exec_id.to_owned(),
-        process_json: process(args, false),
-        tty: false,
-        stdin: None,
-        stdout: None,
-        stderr: None,
-    };
-    pod.shim.exec(task("early", &["true"])).await.unwrap();
-    let kind = |result: Result<u32, ShimError>| result.unwrap_err().kind();
-    assert_eq!(kind(pod.shim.start_exec(&id, "early").await), base::Kind::FailedPrecondition);
-    pod.shim.start(&id).await.unwrap();
-    pod.shim.start_exec(&id, "early").await.unwrap();
-    assert_eq!(kind(pod.shim.start_exec(&id, "early").await), base::Kind::FailedPrecondition);
-    assert_eq!(kind(pod.shim.start_exec(&id, "absent").await), base::Kind::NotFound);
-    let twice = pod.shim.exec(task("early", &["true"])).await.unwrap_err();
-    assert_eq!(twice.kind(), base::Kind::AlreadyExists);
-    let nobody_reads = ExecTask {
-        tty: true,
-        stdout: Some(pod.world.dir.path().join("absent")),
-        ..task("deaf", &["true"])
-    };
-    pod.shim.exec(nobody_reads).await.unwrap();
-    let error = pod.shim.start_exec(&id, "deaf").await.unwrap_err();
-    assert!(error.to_string().contains("absent"), "{error}");
-    pod.shim.exec(task("odd", &["/no/such/program"])).await.unwrap();
-    let error = pod.shim.start_exec(&id, "odd").await.unwrap_err();
-    assert!(error.to_string().contains("no such file"), "{error}");
-    // What never ran has an end, so that nobody waits for ever.
-    assert_eq!(pod.end_exec(&id, "odd").await.code, 255);
-    pod.end(&id).await;
     pod.finish().await;
 }
 

@@ -50,6 +50,10 @@ impl World {
             testkit::skip(test, "needs root");
             return None;
         }
+        if let Some(why) = crate::keeper::missing() {
+            testkit::skip(test, why);
+            return None;
+        }
         let Some(runtime) = runtime() else {
             testkit::skip(test, "no OCI runtime works here");
             return None;
@@ -108,7 +112,7 @@ impl World {
         StartPod {
             id: self.id("pod"),
             dir,
-            shim_binary: shim_binary(),
+            shim_binary: crate::keeper::binary(),
             runtime: self.oci_runtime(),
             namespaces: Namespaces::default(),
             hostname: None,
@@ -124,7 +128,11 @@ impl World {
     }
 
     pub(crate) async fn start_with(self, spec: &StartPod) -> Pod {
-        let shim = shim_client::start(spec, LIMIT).await.expect("a shim");
+        let shim = crate::keeper::start(&self, spec).await;
+        self.adopt(shim)
+    }
+
+    pub(crate) fn adopt(self, shim: Shim) -> Pod {
         let process = Pidfd::open(shim.info().pid).expect("a live shim");
         Pod { process, shim, world: self }
     }
@@ -239,7 +247,7 @@ impl Drop for World {
     fn drop(&mut self) {
         // A test that failed: its shim and containers go, its files with the directory.
         let dir = self.pod_dir();
-        if dir.join("bootstrap.json").exists() {
+        if ["bootstrap.json", "foreign.json"].into_iter().any(|file| dir.join(file).exists()) {
             let bury = std::thread::spawn(move || {
                 let runtime = tokio::runtime::Runtime::new().expect("a runtime");
                 runtime.block_on(shim_client::bury(&dir, LIMIT))
@@ -302,7 +310,7 @@ impl Pod {
     /// Ends the pod and proves that nothing is left of it.
     pub(crate) async fn finish(self) {
         let died = self.shim.died();
-        self.shim.shutdown().await.expect("shutdown");
+        crate::keeper::end(&self).await;
         tokio::time::timeout(LIMIT, died).await.expect("the shim ends");
         self.world.check_empty().await;
         let left: Vec<_> = fs::read_dir(self.world.pod_dir())
@@ -312,12 +320,6 @@ impl Pod {
             .collect();
         assert!(left.is_empty(), "files of the shim: {left:?}");
     }
-}
-
-/// The one just built, or another to be measured.
-fn shim_binary() -> PathBuf {
-    let named = std::env::var_os("LONGSHORE_SHIM").map(PathBuf::from);
-    named.unwrap_or_else(|| env!("CARGO_BIN_EXE_longshore-shim").into())
 }
 
 /// Tried once for all tests.

@@ -1,0 +1,134 @@
+//! What only our shim does: it keeps exits, writes logs and lists its containers, behind a
+//! service of its own.
+
+use std::time::Duration;
+
+use api_shim::{
+    longshore::{self as wire, CreateOptions, IoClient, ListRequest, ReopenLogRequest},
+    name,
+    process::Status,
+    task::v3::{CreateTaskRequest, CreateTaskResponse, DeleteRequest, WaitRequest},
+};
+use jiff::Timestamp;
+use prost::Message;
+use ttrpc::Context;
+
+use crate::{
+    CreateTask, Exit, LogFormat, LogTarget, ShimError, TaskState, TaskStatus,
+    shim::{any, garbled, text},
+    task::Task,
+};
+
+#[derive(Debug)]
+pub(crate) struct Io(IoClient);
+
+impl Io {
+    pub(crate) fn new(client: ttrpc::Client) -> Self {
+        Self(IoClient::new(client))
+    }
+
+    pub(crate) async fn create(
+        task: &Task,
+        limit: Duration,
+        wanted: CreateTask,
+    ) -> Result<u32, ShimError> {
+        let CreateTask { id, bundle, stdio, log } = wanted;
+        let options = CreateOptions {
+            stdin: stdio.stdin,
+            stdin_once: stdio.stdin_once,
+            log: log.map(log_to_wire).transpose()?,
+        };
+        let request = CreateTaskRequest {
+            id,
+            bundle: text(bundle)?,
+            terminal: stdio.tty,
+            options: Some(any(name::CREATE_OPTIONS, options.encode_to_vec())),
+            ..CreateTaskRequest::default()
+        };
+        let created: CreateTaskResponse = task.call("Create", limit, &request).await?;
+        Ok(created.pid)
+    }
+
+    pub(crate) async fn wait(&self, id: &str, exec_id: &str) -> Result<Exit, ShimError> {
+        let request = WaitRequest { id: id.to_owned(), exec_id: exec_id.to_owned() };
+        let exit = self.0.wait(&Context::new(), &request).await;
+        exit_from_wire("Wait", exit.map_err(|e| ShimError::of_call("Wait", Duration::MAX, e))?)
+    }
+
+    pub(crate) async fn delete(
+        &self,
+        limit: Duration,
+        id: &str,
+        exec_id: &str,
+    ) -> Result<Exit, ShimError> {
+        let call = "Delete";
+        let request = DeleteRequest { id: id.to_owned(), exec_id: exec_id.to_owned() };
+        let exit = self.0.delete(&Context::timeout(limit), &request).await;
+        exit_from_wire(call, exit.map_err(|e| ShimError::of_call(call, limit, e))?)
+    }
+
+    pub(crate) async fn states(
+        &self,
+        call: &'static str,
+        limit: Duration,
+        id: &str,
+    ) -> Result<Vec<TaskState>, ShimError> {
+        let request = ListRequest { id: id.to_owned(), exec_id: String::new() };
+        let response = self.0.list(&Context::timeout(limit), &request).await;
+        let response = response.map_err(|e| ShimError::of_call(call, limit, e))?;
+        response.tasks.into_iter().map(|task| state_from_wire(call, task)).collect()
+    }
+
+    pub(crate) async fn reopen_log(&self, limit: Duration, id: &str) -> Result<(), ShimError> {
+        let request = ReopenLogRequest { id: id.to_owned() };
+        let done = self.0.reopen_log(&Context::timeout(limit), &request).await;
+        done.map_err(|e| ShimError::of_call("ReopenLog", limit, e)).map(drop)
+    }
+}
+
+fn log_to_wire(log: LogTarget) -> Result<wire::Log, ShimError> {
+    let format = match log.format {
+        LogFormat::Cri => wire::log::Format::Cri,
+        LogFormat::JsonFile => wire::log::Format::JsonFile,
+    };
+    let max_line = u32::try_from(log.max_line).unwrap_or(u32::MAX);
+    Ok(wire::Log { path: text(log.path)?, format: format.into(), max_line })
+}
+
+fn state_from_wire(call: &'static str, task: wire::TaskInfo) -> Result<TaskState, ShimError> {
+    Ok(TaskState {
+        status: status(call, task.status())?,
+        id: task.id,
+        bundle: task.bundle.into(),
+        pid: task.pid,
+        exit: task.exit.map(|exit| exit_from_wire(call, exit)).transpose()?,
+        execs: task.execs,
+    })
+}
+
+pub(crate) fn status(call: &'static str, status: Status) -> Result<TaskStatus, ShimError> {
+    match status {
+        Status::Created => Ok(TaskStatus::Created),
+        Status::Running => Ok(TaskStatus::Running),
+        Status::Paused | Status::Pausing => Ok(TaskStatus::Paused),
+        Status::Stopped => Ok(TaskStatus::Stopped),
+        Status::Unknown => Err(garbled(call, "task without a status")),
+    }
+}
+
+fn exit_from_wire(call: &'static str, exit: wire::Exit) -> Result<Exit, ShimError> {
+    Ok(Exit {
+        code: exit.status,
+        at: time(call, exit.at)?,
+        oom: exit.oom,
+        log_errors: exit.log_errors,
+    })
+}
+
+pub(crate) fn time(
+    call: &'static str,
+    at: Option<prost_types::Timestamp>,
+) -> Result<Timestamp, ShimError> {
+    let at = at.and_then(|at| Timestamp::new(at.seconds, at.nanos).ok());
+    at.ok_or_else(|| garbled(call, "exit without a time"))
+}
