@@ -93,6 +93,13 @@ impl Abilities {
     }
 }
 
+impl Abilities {
+    /// What is left of it behind a shim that is not ours: we do not make user namespaces for those.
+    pub fn behind_foreign_shim(self) -> Self {
+        Self { user_namespaces: false, ..self }
+    }
+}
+
 /// Whether a version of the specification, `1.2.0+dev`, is this one or later. What was made
 /// on the way to a version (`1.1.0-rc.1`) is not yet it.
 fn is_since(version: &str, wanted: (u32, u32)) -> bool {

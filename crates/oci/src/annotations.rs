@@ -4,33 +4,49 @@ use std::collections::HashMap;
 
 use base::Labels;
 
-use crate::{builder::Inputs, request::ContainerRequest};
+use crate::{
+    builder::Inputs,
+    facts::{HandlerFacts, PodFacts},
+    request::ContainerRequest,
+};
 
 /// Kata, gVisor and others read these; the names are the ones they know.
 const PREFIX: &str = "io.kubernetes.cri.";
 
 /// What patterns let through, over it what we say ourselves.
 pub(crate) fn build(inputs: &Inputs<'_>) -> HashMap<String, String> {
-    let pod = inputs.pod;
-    let passed = |labels: &'_ Labels, patterns: &[String]| -> Vec<(String, String)> {
-        let any = |key: &str| patterns.iter().any(|pattern| path_matches(pattern, key));
-        let pairs = labels.into_iter().filter(|(key, _)| any(key));
-        pairs.map(|(key, value)| (key.clone(), value.clone())).collect()
-    };
-    let mut annotations = HashMap::new();
-    annotations.extend(passed(&pod.annotations, &inputs.handler.pod_annotations));
-    annotations.extend(passed(&inputs.request.annotations, &inputs.handler.container_annotations));
+    let own = passed(&inputs.request.annotations, &inputs.handler.container_annotations);
+    let more = [("container-name", &*inputs.request.name), ("image-name", &*inputs.image.name)];
+    let passed = of_pod(inputs.pod, inputs.handler).into_iter().chain(own);
+    passed.chain(ours(inputs.pod, "container", &more)).collect()
+}
+
+/// By these a shim knows that a task is a pod, and which containers belong to it.
+pub(crate) fn of_sandbox(pod: &PodFacts, handler: &HandlerFacts) -> HashMap<String, String> {
+    of_pod(pod, handler).into_iter().chain(ours(pod, "sandbox", &[])).collect()
+}
+
+fn of_pod(pod: &PodFacts, handler: &HandlerFacts) -> Vec<(String, String)> {
+    passed(&pod.annotations, &handler.pod_annotations)
+}
+
+/// Last, so that nobody can say otherwise.
+fn ours(pod: &PodFacts, kind: &str, more: &[(&str, &str)]) -> Vec<(String, String)> {
     let ours = [
-        ("container-type", "container"),
+        ("container-type", kind),
         ("sandbox-id", pod.id.as_str()),
         ("sandbox-name", &pod.name),
         ("sandbox-namespace", &pod.namespace),
         ("sandbox-uid", &pod.uid),
-        ("container-name", &inputs.request.name),
-        ("image-name", &inputs.image.name),
     ];
-    annotations.extend(ours.map(|(key, value)| (format!("{PREFIX}{key}"), value.to_owned())));
-    annotations
+    let all = ours.iter().chain(more);
+    all.map(|(key, value)| (format!("{PREFIX}{key}"), (*value).to_owned())).collect()
+}
+
+fn passed(labels: &Labels, patterns: &[String]) -> Vec<(String, String)> {
+    let any = |key: &str| patterns.iter().any(|pattern| path_matches(pattern, key));
+    let pairs = labels.into_iter().filter(|(key, _)| any(key));
+    pairs.map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
 // === classes ===

@@ -28,9 +28,11 @@ mod json;
 mod linux;
 mod mounts;
 mod namespaces;
+mod pause;
 mod process;
 mod request;
 mod resources;
+mod sandbox;
 mod seccomp;
 mod security;
 mod signal;
@@ -55,6 +57,7 @@ pub use linux::{from_linux, resources_of, to_linux, update_linux};
 pub use mounts::image_volumes;
 pub use namespaces::check_mappings;
 pub use oci_spec::runtime::{LinuxBlockIo, LinuxIntelRdt, LinuxResources, Process, Spec};
+pub use pause::pause_program;
 pub use process::exec_process;
 pub use request::{
     BlockIo, CapabilityRequest, ConsoleSize, ContainerRequest, DeviceKind, DeviceRate,
@@ -64,6 +67,7 @@ pub use request::{
     UserRef, UserRequest,
 };
 pub use resources::{Ignored, Limits, Updated, update};
+pub use sandbox::{SandboxInputs, build_sandbox};
 pub use seccomp::{SeccompError, SeccompProfile, Subject};
 pub use security::check_selinux;
 pub use signal::{Signal, SignalError};
