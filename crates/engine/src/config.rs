@@ -1,9 +1,10 @@
 //! What the engine is told at its start.
 
-use std::{path::PathBuf, time::Duration};
+use std::{ffi::OsStr, path::PathBuf, time::Duration};
 
 use net::NetConfig;
 use oci::{CgroupDriver, HandlerFacts, HostFacts, Policy};
+use shim_client::{BadName, BootstrapForm};
 
 use crate::{metrics::Metrics, plugins::PluginsConfig};
 
@@ -39,11 +40,39 @@ pub struct EngineConfig {
 #[derive(Clone, Debug)]
 pub struct Handler {
     pub name: String,
+    /// The OCI runtime. Empty for a foreign shim that has none.
     pub binary: PathBuf,
     /// Before every command of it.
     pub args: Vec<String>,
+    /// Keeps its pods in the place of our own.
+    pub shim: Option<ForeignShim>,
     pub snapshotter: Option<String>,
     pub facts: HandlerFacts,
+}
+
+/// Whether a name means a shim at all, whatever is installed.
+pub fn check_shim_name(name: &str) -> Result<(), BadName> {
+    shim_client::shim_binary_name(name).map(drop)
+}
+
+/// A shim that others wrote.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForeignShim {
+    pub binary: PathBuf,
+    pub form: BootstrapForm,
+    /// A configuration file of its own, for those that have one.
+    pub config: Option<PathBuf>,
+}
+
+impl ForeignShim {
+    /// By a name like `io.containerd.runc.v2` or an absolute path, looked for on `path`. Asks it
+    /// for its version. Blocking.
+    pub fn find(name: &str, path: &OsStr, config: Option<PathBuf>) -> Result<Self, BadName> {
+        const LIMIT: Duration = Duration::from_secs(10);
+        let binary = shim_client::find_shim(name, path)?;
+        let form = shim_client::ask_form(&binary, LIMIT);
+        Ok(Self { binary, form, config })
+    }
 }
 
 /// How long things may take.

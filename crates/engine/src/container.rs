@@ -9,6 +9,6 @@ pub(crate) mod remove;
 pub(crate) mod start;
 mod volumes;
 
-pub(crate) use make::{MakeContainer, mapping};
+pub(crate) use make::{MakeContainer, mapping, pod_facts};
 pub(crate) use remove::release;
 pub(crate) use start::Started;

@@ -8,7 +8,7 @@ use net::Networks;
 use oci::{ExecRequest, Resources};
 use shim_client::AttachIo;
 use store::Store;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{OnceCell, oneshot, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -76,6 +76,7 @@ impl Engine {
             container_names: Names::default(),
             stages: Stages::default(),
             live: Live::default(),
+            foreign: OnceCell::new(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
         });
@@ -128,6 +129,9 @@ impl Engine {
         self.shared.networks.close().await;
         self.shared.tasks.close();
         self.shared.tasks.wait().await;
+        if let Some(foreign) = self.shared.foreign.get() {
+            foreign.close().await;
+        }
         // What the last tasks told still reaches plugins.
         self.shared.plugins.nri().shutdown().await;
         if let Some(images) = &self.images {
@@ -185,6 +189,7 @@ impl Engine {
             serde_json::json!({
                 "name": handler.name,
                 "binary": handler.binary,
+                "shim": handler.shim.as_ref().map_or(&config.shim_binary, |shim| &shim.binary),
                 "snapshotter": handler.snapshotter,
                 "ociVersion": handler.facts.oci_version,
             })

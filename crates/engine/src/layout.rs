@@ -8,7 +8,9 @@
 //!                exec/     pipes of commands
 //!                c/CONTAINER/  a bundle: config.json, rootfs/, and
 //!                              images/N  images shown to the container
+//!                c/POD/    that of the sandbox, with a shim that is not ours
 //! STATE/oci/HANDLER/       the OCI runtime's own state
+//! STATE/events.sock        hears the shims that are not ours
 //! ROOT/volumes/CONTAINER/N what its image calls a volume: on disk, it may grow
 //! NETNS/longshore-POD      the pinned network namespace, where CNI programs look for it
 //! ```
@@ -69,6 +71,16 @@ impl Layout {
         self.pod(pod).join("c").join(container)
     }
 
+    /// Of the task that is the pod, for a shim that is not ours.
+    pub(crate) fn sandbox(&self, pod: &Id) -> PathBuf {
+        self.bundle(pod, pod)
+    }
+
+    /// Where foreign shims send their events.
+    pub(crate) fn events(&self) -> PathBuf {
+        self.state.join("events.sock")
+    }
+
     pub(crate) fn spec(&self, pod: &Id, container: &Id) -> PathBuf {
         self.bundle(pod, container).join("config.json")
     }
@@ -87,5 +99,10 @@ impl Layout {
 
     pub(crate) fn runtime_root(&self, handler: &str) -> PathBuf {
         self.state.join("oci").join(handler)
+    }
+
+    /// For shims that put a directory of their own between this and the state of a container.
+    pub(crate) fn foreign_runtime_root(&self) -> PathBuf {
+        self.state.join("oci")
     }
 }

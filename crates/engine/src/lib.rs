@@ -45,7 +45,7 @@ pub mod storage;
 pub mod view;
 
 pub use attach::{Attaching, LAST_WORDS};
-pub use config::{EngineConfig, Handler, Limits};
+pub use config::{EngineConfig, ForeignShim, Handler, Limits, check_shim_name};
 #[cfg(feature = "crash-points")]
 pub use crash::points as crash_points;
 pub use engine::Engine;

@@ -31,7 +31,7 @@ use self::slot::Slot;
 use crate::{
     attach::Waiter,
     container::{Started, limits::Changed},
-    controller::{Controller, Own},
+    controller::{Controller, Keeper},
     error::{EngineError, Result},
     names::Outcome,
     phase::{ContainerEvent, PodEvent},
@@ -414,7 +414,7 @@ async fn exit_news(shared: &Shared, pod: &PodRecord, id: Id) -> Option<News> {
                     () = shim.died() => return None,
                     () = tokio::time::sleep(FIRST_RETRY) => {}
                 }
-                if let Ok(again) = Own(shared).connect(pod).await {
+                if let Ok(again) = Keeper::of(shared, pod).connect(pod).await {
                     shared.live.set_shim(pod.id, again);
                 }
             }

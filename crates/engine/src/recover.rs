@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use crate::{
     container::MakeContainer,
-    controller::{Controller, Own},
+    controller::{self, Controller, Keeper},
     error::Result,
     owner::{Begin, Owner, Turn},
     phase::{ContainerEvent, ContainerPhase, PodEvent, PodPhase, Reason},
@@ -99,7 +99,7 @@ async fn take_over(shared: &Arc<Shared>, pod: &Arc<PodRecord>) -> Result<Option<
     if !matches!(pod.phase, PodPhase::Ready | PodPhase::Lost { .. }) {
         return Ok(None);
     }
-    match Own(shared).connect(pod).await {
+    match Keeper::of(shared, pod).connect(pod).await {
         Ok(shim) => {
             let tasks = shim.list().await?;
             for container in shared.containers_of(pod.id) {
@@ -127,7 +127,7 @@ async fn take_over(shared: &Arc<Shared>, pod: &Arc<PodRecord>) -> Result<Option<
 }
 
 async fn bury(shared: &Arc<Shared>, pod: &PodRecord) -> Result<()> {
-    let buried = Own(shared).bury(pod).await?;
+    let buried = controller::bury(shared, pod).await?;
     for container in shared.containers_of(pod.id) {
         if !container.phase.is_live() {
             continue;

@@ -5,8 +5,9 @@ use std::{collections::BTreeMap, sync::Arc};
 use base::Id;
 use net::Networks;
 use parking_lot::RwLock;
-use shim_client::Shim;
+use shim_client::{Foreign, Shim};
 use store::{Store, Table};
+use tokio::sync::OnceCell;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -40,6 +41,8 @@ pub(crate) struct Shared {
     pub(crate) events: Events,
     pub(crate) groups: Groups,
     pub(crate) live: Live,
+    /// Once there is a pod of a shim that is not ours.
+    pub(crate) foreign: OnceCell<Foreign>,
     /// Every task of the engine; closing waits for them.
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
@@ -88,6 +91,12 @@ impl Shared {
             handlers.find(|handler| handler.name == name)
         };
         found.ok_or_else(|| EngineError::NoHandler(name.to_owned()))
+    }
+
+    /// The daemon's side of shims that are not ours.
+    pub(crate) async fn foreign(&self) -> Result<&Foreign> {
+        let open = async || Foreign::open(&self.layout.events());
+        Ok(self.foreign.get_or_try_init(open).await?)
     }
 
     pub(crate) fn owner(&self, pod: Id) -> Result<Mailbox> {

@@ -11,10 +11,11 @@ use engine::{
     Engine,
     view::{ContainerFilter, ContainerState, PodFilter},
 };
-use support::{Host, sh};
+use support::{Host, Keeper, sh};
 
 const DIR: &str = "LONGSHORE_TEST_DIR";
 const CGROUP: &str = "LONGSHORE_TEST_CGROUP";
+const FOREIGN: &str = "LONGSHORE_TEST_FOREIGN";
 
 /// The life that is cut off: every operation once.
 async fn live(host: &Host, engine: &Engine) {
@@ -34,15 +35,20 @@ async fn live(host: &Host, engine: &Engine) {
 #[ignore = "run by kill_at_every_step"]
 async fn child() {
     let (Ok(dir), Ok(cgroup)) = (std::env::var(DIR), std::env::var(CGROUP)) else { return };
-    let host = Host::at(dir.into(), cgroup);
+    let foreign = std::env::var_os(FOREIGN).is_some();
+    let host = Host::at(dir.into(), cgroup, if foreign { Keeper::Foreign } else { Keeper::Own });
     let (engine, store) = host.open().await;
     live(&host, &engine).await;
     engine.close().await;
     store.close().await.unwrap();
 }
 
-fn killed_at(host: &Host, point: &str) {
-    let status = Command::new(std::env::current_exe().unwrap())
+fn killed_at(host: &Host, point: &str, keeper: Keeper) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    if keeper == Keeper::Foreign {
+        command.env(FOREIGN, "1");
+    }
+    let status = command
         .args(["--exact", "child", "--ignored", "--test-threads=1"])
         .env("LONGSHORE_CRASH_AT", point)
         .env(DIR, host.dir())
@@ -102,11 +108,28 @@ async fn container(engine: &Engine, pod: Id) -> Id {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn kill_at_every_step() {
+    kill_at("kill_at_every_step", Keeper::Own, engine::crash_points()).await;
+}
+
+/// Where the shim has a part; everywhere in a long run.
+#[tokio::test(flavor = "multi_thread")]
+async fn kill_at_every_step_under_a_foreign_shim() {
+    let mut points = engine::crash_points();
+    if testkit::rounds(1) == 1 {
+        let parts = ["/shim/", "/network/", "start-container/"];
+        points.retain(|point| parts.iter().any(|part| point.contains(part)));
+    }
+    kill_at("kill_at_every_step_under_a_foreign_shim", Keeper::Foreign, points).await;
+}
+
+async fn kill_at(test: &str, keeper: Keeper, points: Vec<String>) {
     let mut cells = 0;
-    for point in engine::crash_points() {
-        let Some(host) = Host::new("kill_at_every_step") else { return };
-        killed_at(&host, &point);
-        println!("{point}");
+    for point in points {
+        let Some(host) = Host::new(test).and_then(|host| host.kept_by(test, keeper)) else {
+            return;
+        };
+        killed_at(&host, &point, keeper);
+        eprintln!("{point}");
         let (engine, store) = host.open().await;
         retry(&host, &engine).await;
         host.await_no_leases().await;
@@ -115,5 +138,5 @@ async fn kill_at_every_step() {
         host.assert_clean();
         cells += 1;
     }
-    println!("{cells} cells: killed at every step, retried, nothing left");
+    eprintln!("{cells} cells: killed at every step, retried, nothing left");
 }

@@ -27,7 +27,7 @@ use std::{
 use base::Span;
 pub use cni::Cni;
 pub use file::{ConfigError, load};
-pub use handlers::{HandlerConfig, HandlerSettings, Handlers};
+pub use handlers::{HandlerConfig, HandlerSettings, Handlers, ShimSettings};
 pub use nri::Nri;
 use nri::NriConfig;
 use oci::Policy;
@@ -362,6 +362,7 @@ impl Settings {
             cni_conf_dir: self.cni.conf_dir.clone(),
             cni_bin_dirs: self.cni.bin_dirs.clone(),
             runtimes: (self.handlers.given().iter())
+                .filter(|handler| !handler.binary.as_os_str().is_empty())
                 .map(|handler| (handler.name.clone(), handler.binary.clone()))
                 .collect(),
             driver: match self.cgroup_driver {

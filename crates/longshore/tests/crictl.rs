@@ -146,7 +146,34 @@ async fn the_walk() {
     let Some(program) = GoTool::Crictl.build().unwrap() else {
         return testkit::skip("the_walk", "crictl needs Go to be built");
     };
-    walk(program, Network::Host).await;
+    walk(program, Network::Host, "").await;
+}
+
+/// containerd's shim for runc keeps the pods.
+const FOREIGN: &str = "[handlers.go]\nbinary = 'runc'\nshim = 'io.containerd.runc.v2'\n";
+
+fn lacks_foreign_shim(test: &str) -> bool {
+    let lacks = !Path::new("/usr/bin/containerd-shim-runc-v2").exists();
+    if lacks {
+        testkit::skip(test, "no containerd-shim-runc-v2");
+    }
+    lacks
+}
+
+#[test]
+fn the_walk_under_a_foreign_shim() {
+    const TEST: &str = "the_walk_under_a_foreign_shim";
+    let Some(program) = GoTool::Crictl.build().unwrap() else {
+        return testkit::skip(TEST, "crictl needs Go to be built");
+    };
+    if lacks_foreign_shim(TEST) {
+        return;
+    }
+    on_own_network(TEST, || async {
+        let leases = tempfile::tempdir().unwrap();
+        walk(program, Network::Bridge(leases.path()), FOREIGN).await;
+        assert_eq!(Traces::now(leases.path()).leases, [""; 0]);
+    });
 }
 
 #[test]
@@ -156,7 +183,7 @@ fn the_walk_on_a_bridge() {
     };
     on_own_network("the_walk_on_a_bridge", || async {
         let leases = tempfile::tempdir().unwrap();
-        walk(program, Network::Bridge(leases.path())).await;
+        walk(program, Network::Bridge(leases.path()), "").await;
         assert_eq!(Traces::now(leases.path()).leases, [""; 0]);
     });
 }
@@ -193,11 +220,16 @@ impl Network<'_> {
 
 /// `pull, images, inspecti, runp, pods, inspectp, create, start, ps, inspect, logs, exec -s,
 /// update, stop, rm, stopp, rmp, rmi`.
-async fn walk(program: PathBuf, network: Network<'_>) {
+async fn walk(program: PathBuf, network: Network<'_>, config: &str) {
     let registry = Registry::start().await.unwrap();
     registry.push("test/busybox", "1", &testkit::image::busybox().unwrap());
     let image = format!("{}/test/busybox:1", registry.host());
-    let mut daemon = DaemonProcess::start(LONGSHORE).await.unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(&file, config).unwrap();
+    let with_config = |command: &mut Command| {
+        command.arg("--config").arg(file.path());
+    };
+    let mut daemon = DaemonProcess::start_with(LONGSHORE, with_config).await.unwrap();
     let crictl = Crictl::new(program, &daemon);
     if let Network::Bridge(leases) = network {
         let conf = cni::bridge(leases, &["10.88.40.0/24"]).to_string();

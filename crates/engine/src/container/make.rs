@@ -312,7 +312,7 @@ pub(crate) fn mapping(pod: &PodRecord) -> Option<IdMappings> {
     }
 }
 
-fn pod_facts(shared: &Shared, pod: &PodRecord) -> PodFacts {
+pub(crate) fn pod_facts(shared: &Shared, pod: &PodRecord) -> PodFacts {
     let (layout, request) = (&shared.layout, &pod.request);
     let pinned = |kind: &str, own: bool| own.then(|| layout.namespace(&pod.id, kind));
     let (own_network, own_ipc) = (pod.own_network(), request.ipc == PodNamespace::Pod);

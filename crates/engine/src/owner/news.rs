@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     container::{Started, limits::Changed},
-    controller::{Controller, Own},
+    controller::{self, Controller, Keeper},
     error::{EngineError, Result},
     phase::{ContainerEvent, ContainerPhase, PodEvent, PodPhase, Reason},
     pod::update::PodLimits,
@@ -310,7 +310,7 @@ impl Owner {
     fn bury(&mut self) {
         self.burying = true;
         let (shared, pod) = (Arc::clone(&self.shared), Arc::clone(&self.pod));
-        let work = async move { Own(&shared).bury(&pod).await };
+        let work = async move { controller::bury(&shared, &pod).await };
         self.child("bury", work, |buried| News::Buried { buried });
     }
 
@@ -479,7 +479,7 @@ impl Owner {
 }
 
 async fn reach(shared: &Shared, pod: &PodRecord) -> Result<News> {
-    match Own(shared).connect(pod).await {
+    match Keeper::of(shared, pod).connect(pod).await {
         Ok(shim) => Ok(News::ShimAnswers { tasks: shim.list().await?, shim }),
         Err(error) if matches!(error.kind(), Kind::NotFound | Kind::Unavailable) => {
             Ok(News::ShimDied)

@@ -79,6 +79,7 @@ mod tests {
             name: "old".into(),
             binary: "/x".into(),
             args: Vec::new(),
+            shim: None,
             snapshotter: None,
             facts: HandlerFacts { abilities, ..HandlerFacts::default() },
         };

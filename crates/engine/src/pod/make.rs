@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   directory ──> shim, with the namespaces ──> CNI ADD beside the pod's files ──> ready
+//!                       or the namespaces alone                  └─> and then the shim
 //! ```
 
 use std::{sync::Arc, time::Duration};
@@ -11,7 +12,7 @@ use shim_client::Shim;
 
 use super::files;
 use crate::{
-    controller::{Controller, Own},
+    controller::{self, Controller, Keeper},
     error::Result,
     files::blocking,
     network,
@@ -26,7 +27,8 @@ use crate::{
 pub(crate) enum Step {
     Directory,
     Shim,
-    /// And beside it the files, which take no time.
+    /// And beside it the files, which take no time; after it the keeper, if that is one that
+    /// wants to find the network.
     Network,
     /// Plugins agree that it may be ready.
     Plugins,
@@ -45,6 +47,11 @@ pub(crate) struct MakePod {
 impl MakePod {
     pub(crate) fn new(shared: &Arc<Shared>, pod: &PodRecord, patience: Duration) -> Self {
         Self { shared: Arc::clone(shared), pod: pod.clone(), shim: None, patience }
+    }
+
+    fn kept_by(&mut self, shim: Arc<Shim>) {
+        self.pod.pid1 = shim.info().pod_pid;
+        self.shim = Some(shim);
     }
 }
 
@@ -84,9 +91,10 @@ impl Plan for MakePod {
                 blocking(move || files::make_dirs(&layout, &pod.id, &pod.request)).await
             }
             Step::Shim => {
-                let shim = Own(&self.shared).start(&self.pod).await?;
-                self.pod.pid1 = shim.info().pod_pid;
-                self.shim = Some(shim);
+                let keeper = Keeper::by_handler(&self.shared, &self.pod)?;
+                if let Some(shim) = keeper.create(&self.pod).await? {
+                    self.kept_by(shim);
+                }
                 Ok(())
             }
             Step::Network => {
@@ -96,6 +104,11 @@ impl Plan for MakePod {
                 let attached = network::attach(&self.shared, &self.pod);
                 let ((), ips) = tokio::try_join!(files, attached)?;
                 self.pod.ips = ips;
+                if self.shim.is_none() {
+                    let keeper = Keeper::by_handler(&self.shared, &self.pod)?;
+                    let shim = keeper.start(&self.pod).await?;
+                    self.kept_by(shim);
+                }
                 Ok(())
             }
             Step::Plugins => self.shared.plugins.run_pod(&self.shared, &self.pod).await,
@@ -117,7 +130,7 @@ impl Plan for MakePod {
                 blocking(move || files::remove(&layout, &id)).await
             }
             Step::Shim => {
-                Own(&self.shared).stop(&self.pod).await?;
+                controller::bury(&self.shared, &self.pod).await?;
                 network::release(&self.shared, &self.pod).await
             }
             Step::Network => {

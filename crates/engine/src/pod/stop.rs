@@ -7,7 +7,7 @@ use shim_client::{Buried, Shim, ShimError};
 use tokio::sync::watch;
 
 use crate::{
-    controller::{Controller, Own},
+    controller,
     error::{EngineError, Result},
     network,
     owner::Life,
@@ -41,7 +41,7 @@ pub(crate) async fn stop(
         }
     }
     stage.at(STAGES[1]);
-    let buried = Own(&shared).bury(&pod).await?;
+    let buried = controller::bury(&shared, &pod).await?;
     shared.live.drop_shim(pod.id);
     stage.at(STAGES[2]);
     shared.plugins.stop_pod(&shared, &pod).await?;

@@ -10,7 +10,7 @@ use std::{
 
 use base::Id;
 use engine::{
-    Engine, EngineConfig, EngineError, Handler, Limits,
+    Engine, EngineConfig, EngineError, ForeignShim, Handler, Limits,
     record::PinnedImage,
     request::{NewContainer, PodName, PodNamespace, PodRequest},
     storage::{Boxed, NewRootfs, NewView, Storage},
@@ -24,8 +24,27 @@ use sys::mount::{self, Attrs, Overlay, Unmount, Upper};
 pub(crate) struct Host {
     dir: PathBuf,
     pub(crate) cgroup: String,
+    keeper: Keeper,
     /// Removed with us, unless the directory is somebody else's.
     _own: Option<tempfile::TempDir>,
+}
+
+/// What keeps the pods.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Keeper {
+    #[default]
+    Own,
+    /// containerd's shim for runc.
+    #[allow(dead_code, reason = "not every test has another")]
+    Foreign,
+}
+
+impl Keeper {
+    fn shim(self) -> Option<ForeignShim> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let find = || ForeignShim::find("io.containerd.runc.v2", &path, None);
+        (self == Self::Foreign).then(|| find().expect("a shim that was there before"))
+    }
 }
 
 /// Root file systems are overlays over one folder.
@@ -45,13 +64,25 @@ impl Host {
         busybox(&dir.path().join("image"));
         network(dir.path());
         let cgroup = format!("/ls-test-{}", &Id::random().short());
-        Some(Self { dir: dir.path().to_owned(), cgroup, _own: Some(dir) })
+        let keeper = Keeper::default();
+        Some(Self { dir: dir.path().to_owned(), cgroup, keeper, _own: Some(dir) })
+    }
+
+    /// `None`, loudly, where that is not installed.
+    #[allow(dead_code, reason = "not every test has another")]
+    pub(crate) fn kept_by(mut self, test: &str, keeper: Keeper) -> Option<Self> {
+        if keeper == Keeper::Foreign && !Path::new("/usr/bin/containerd-shim-runc-v2").exists() {
+            testkit::skip(test, "no containerd-shim-runc-v2");
+            return None;
+        }
+        self.keeper = keeper;
+        Some(self)
     }
 
     /// One that another process made.
     #[allow(dead_code, reason = "not every test has such a process")]
-    pub(crate) fn at(dir: PathBuf, cgroup: String) -> Self {
-        Self { dir, cgroup, _own: None }
+    pub(crate) fn at(dir: PathBuf, cgroup: String, keeper: Keeper) -> Self {
+        Self { dir, cgroup, keeper, _own: None }
     }
 
     pub(crate) fn dir(&self) -> &Path {
@@ -76,6 +107,7 @@ impl Host {
             name: "runc".into(),
             binary: "/usr/sbin/runc".into(),
             args: Vec::new(),
+            shim: self.keeper.shim(),
             snapshotter: None,
             facts: HandlerFacts { name: "runc".into(), ..HandlerFacts::default() },
         };

@@ -10,10 +10,13 @@ settings! {
     /// An OCI runtime that pods can name as their runtime class.
     /// Without any such section, crun and runc are looked up on PATH.
     HandlerConfig {
-        /// The OCI runtime: a name on PATH or an absolute path.
+        /// The OCI runtime: a name on PATH or an absolute path. Shims other than ours may have none.
         binary: PathBuf = PathBuf::new();
-        /// What keeps its pods: "longshore" is our own shim; others are not implemented.
+        /// What keeps its pods: "longshore" is our own shim; others go by the name containerd has
+        /// for them, like "io.containerd.runc.v2", or by the absolute path of their binary.
         shim: String = "longshore".into();
+        /// The configuration file of a shim that has one and no OCI runtime.
+        shim_config: Option<PathBuf> => "none";
         /// Arguments of the OCI runtime, before its command.
         args: Vec<String> = Vec::new();
         /// A runtime spec in JSON that stands where our default would.
@@ -53,7 +56,9 @@ pub enum Handlers {
 #[derive(Clone, Debug, PartialEq)]
 pub struct HandlerSettings {
     pub name: String,
+    /// Empty where a foreign shim has none.
     pub binary: PathBuf,
+    pub shim: Option<ShimSettings>,
     pub args: Vec<String>,
     pub base_spec: Option<PathBuf>,
     pub snapshotter: Option<String>,
@@ -62,6 +67,13 @@ pub struct HandlerSettings {
     pub privileged_devices: PrivilegedDevices,
     pub seccomp: Option<Profile>,
     pub cgroup_writable: bool,
+}
+
+/// A shim that is not ours.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShimSettings {
+    pub name: String,
+    pub config: Option<PathBuf>,
 }
 
 impl Handlers {
@@ -96,18 +108,19 @@ impl Config {
 
 fn check(name: &str, handler: &HandlerConfig) -> Result<HandlerSettings, ConfigError> {
     let key = |key: &str| format!("handlers.{name}.{key}");
-    if handler.shim != "longshore" {
-        let why = format!("{:?} is not implemented: only \"longshore\" is", handler.shim);
-        return Err(value(key("shim"), why));
-    }
     if let Some(other) = handler.snapshotter.as_deref().filter(|name| !SNAPSHOTTERS.contains(name))
     {
         return Err(one_of(key("snapshotter"), other, "\"overlayfs\" or \"native\""));
     }
     let base_spec = handler.base_spec.as_ref();
+    let shim = shim(&key, handler)?;
     Ok(HandlerSettings {
         name: name.to_owned(),
-        binary: binary(key("binary"), &handler.binary)?,
+        binary: match (&shim, handler.binary.as_os_str().is_empty()) {
+            (Some(_), true) => PathBuf::new(),
+            _ => binary(key("binary"), &handler.binary)?,
+        },
+        shim,
         args: handler.args.clone(),
         base_spec: base_spec.map(|path| absolute(key("base_spec"), path)).transpose()?,
         snapshotter: handler.snapshotter.clone(),
@@ -125,6 +138,28 @@ fn check(name: &str, handler: &HandlerConfig) -> Result<HandlerSettings, ConfigE
         seccomp: handler.seccomp.as_deref().map(|p| seccomp(key("seccomp"), p)).transpose()?,
         cgroup_writable: handler.cgroup_writable,
     })
+}
+
+fn shim(
+    key: &dyn Fn(&str) -> String,
+    handler: &HandlerConfig,
+) -> Result<Option<ShimSettings>, ConfigError> {
+    let config = handler.shim_config.as_ref();
+    let config = config.map(|path| absolute(key("shim_config"), path)).transpose()?;
+    if handler.shim == "longshore" {
+        return match config {
+            Some(_) => Err(value(key("shim_config"), "our own shim has none: name another")),
+            None => Ok(None),
+        };
+    }
+    if !handler.args.is_empty() {
+        return Err(value(key("args"), "only our own shim can be told arguments"));
+    }
+    if config.is_some() && !handler.binary.as_os_str().is_empty() {
+        return Err(value(key("shim_config"), "a shim is told this or its OCI runtime, not both"));
+    }
+    engine::check_shim_name(&handler.shim).map_err(|e| value(key("shim"), e.to_string()))?;
+    Ok(Some(ShimSettings { name: handler.shim.clone(), config }))
 }
 
 fn binary(key: String, binary: &Path) -> Result<PathBuf, ConfigError> {
@@ -173,8 +208,22 @@ mod tests {
         );
         let a = |line: &str| format!("[handlers.a]\nbinary = 'x'\n{line}");
         refused(
-            &a("shim = 'io.containerd.kata.v2'"),
-            "handlers.a.shim: \"io.containerd.kata.v2\" is not implemented: only \"longshore\" is",
+            &a("shim = 'kata'"),
+            "handlers.a.shim: \"kata\" is neither an absolute path nor a name like \
+             \"io.containerd.runc.v2\"",
+        );
+        refused(
+            &a("shim_config = '/k.toml'"),
+            "handlers.a.shim_config: our own shim has none: name another",
+        );
+        let foreign = |line: &str| a(&format!("shim = 'io.containerd.x.v2'\n{line}"));
+        refused(
+            &foreign("args = ['-x']"),
+            "handlers.a.args: only our own shim can be told arguments",
+        );
+        refused(
+            &foreign("shim_config = '/k.toml'"),
+            "handlers.a.shim_config: a shim is told this or its OCI runtime, not both",
         );
         refused(
             &a("privileged_devices = 'some'"),
@@ -189,6 +238,18 @@ mod tests {
             &a("snapshotter = 'zfs'"),
             "handlers.a.snapshotter: \"zfs\" is not \"overlayfs\" or \"native\"",
         );
+    }
+
+    #[test]
+    fn a_foreign_shim_may_have_no_runtime() {
+        let toml = "[handlers.kata]\nshim = 'io.containerd.kata.v2'\nshim_config = '/k.toml'";
+        let settings = toml::from_str::<Config>(toml).unwrap().check().unwrap();
+        let kata = &settings.handlers.given()[0];
+        let want = ShimSettings {
+            name: "io.containerd.kata.v2".to_owned(),
+            config: Some("/k.toml".into()),
+        };
+        assert_eq!((kata.binary.as_os_str().is_empty(), kata.shim.as_ref()), (true, Some(&want)));
     }
 
     #[test]

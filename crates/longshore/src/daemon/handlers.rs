@@ -12,13 +12,13 @@ use std::{
 };
 
 use anyhow::Context;
-use engine::Handler;
+use engine::{ForeignShim, Handler};
 use oci::{Abilities, CgroupDriver, HandlerFacts, PrivilegedDevices, Spec};
 use probe::{HostPaths, Runtime};
 use serde::{Deserialize, Serialize};
 use store::{Record, Store};
 
-use crate::config::{self, HandlerSettings, Settings};
+use crate::config::{self, HandlerSettings, Handlers, Settings};
 
 /// A runtime that works, as it was found.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -57,13 +57,40 @@ pub(super) async fn find(
 ) -> anyhow::Result<Vec<Handler>> {
     let table = store.table::<TriedRuntime>()?;
     let (known, looked) = (table.list(), settings.clone());
-    let found = tokio::task::spawn_blocking(move || try_all(&looked, driver, &known)).await?;
-    for tried in &found {
+    let looking = move || (try_all(&looked, driver, &known), find_shims(&looked));
+    let (tried, shims) = tokio::task::spawn_blocking(looking).await?;
+    for tried in &tried {
         if table.get(&tried.name).as_deref() != Some(tried) {
             table.put(tried.clone()).await?;
         }
     }
-    found.into_iter().map(|tried| handler(settings, driver, tried)).collect()
+    let Handlers::Given { handlers, .. } = &settings.handlers else {
+        return tried.into_iter().map(|tried| handler(None, driver, Some(tried), None)).collect();
+    };
+    let found = handlers.iter().filter_map(|given| {
+        let tried = tried.iter().find(|tried| tried.name == given.name).cloned();
+        let shim = shims.iter().find(|(name, _)| *name == given.name).map(|(_, shim)| shim.clone());
+        let works = tried.is_some() || given.binary.as_os_str().is_empty();
+        let there = shim.is_some() == given.shim.is_some();
+        (works && there).then(|| handler(Some(given), driver, tried, shim))
+    });
+    found.collect()
+}
+
+/// The shims of handlers that are not ours, where they are installed. Blocking.
+fn find_shims(settings: &Settings) -> Vec<(String, ForeignShim)> {
+    let path: OsString = std::env::var_os("PATH").unwrap_or_default();
+    let find = |given: &HandlerSettings| {
+        let shim = given.shim.as_ref()?;
+        match ForeignShim::find(&shim.name, &path, shim.config.clone()) {
+            Ok(found) => Some((given.name.clone(), found)),
+            Err(reason) => {
+                tracing::warn!(handler = given.name, %reason, "handler not used");
+                None
+            }
+        }
+    };
+    settings.handlers.given().iter().filter_map(find).collect()
 }
 
 /// Blocking.
@@ -72,6 +99,10 @@ fn try_all(
     driver: CgroupDriver,
     known: &[Arc<TriedRuntime>],
 ) -> Vec<TriedRuntime> {
+    let given = settings.handlers.given();
+    if !given.is_empty() && given.iter().all(|handler| handler.binary.as_os_str().is_empty()) {
+        return Vec::new();
+    }
     let path: OsString = std::env::var_os("PATH").unwrap_or_default();
     let host = HostPaths::real(&path);
     let wanted = probe::candidates(&host, &settings.probe());
@@ -114,17 +145,22 @@ fn see(path: &Path, driver: CgroupDriver) -> Option<Seen> {
     })
 }
 
+/// One of `given` and `tried` is there.
 fn handler(
-    settings: &Settings,
+    given: Option<&HandlerSettings>,
     driver: CgroupDriver,
-    tried: TriedRuntime,
+    tried: Option<TriedRuntime>,
+    shim: Option<ForeignShim>,
 ) -> anyhow::Result<Handler> {
-    let given = settings.handlers.given().iter().find(|handler| handler.name == tried.name);
+    let name = given.map(|h| h.name.clone()).or_else(|| tried.as_ref().map(|t| t.name.clone()));
+    let name = name.unwrap_or_default();
+    let features = tried.as_ref().and_then(|tried| tried.features.as_ref());
+    let abilities = Abilities::of_features(features);
     let facts = HandlerFacts {
-        name: tried.name.clone(),
-        oci_version: tried.spec_version,
+        name: name.clone(),
+        oci_version: tried.as_ref().map_or("1.0.2", |tried| &tried.spec_version).to_owned(),
         cgroup_driver: driver,
-        abilities: Abilities::of_features(tried.features.as_ref()),
+        abilities: if shim.is_some() { abilities.behind_foreign_shim() } else { abilities },
         base_spec: given.map(base_spec).transpose()?.flatten(),
         pod_annotations: given.map(|h| h.pod_annotations.clone()).unwrap_or_default(),
         container_annotations: given.map(|h| h.container_annotations.clone()).unwrap_or_default(),
@@ -133,8 +169,9 @@ fn handler(
         unset_seccomp: given.and_then(|h| h.seccomp.clone()),
     };
     Ok(Handler {
-        name: tried.name,
-        binary: tried.seen.path,
+        name,
+        binary: tried.map(|tried| tried.seen.path).unwrap_or_default(),
+        shim,
         args: given.map(|h| h.args.clone()).unwrap_or_default(),
         snapshotter: given.and_then(|h| h.snapshotter.clone()),
         facts,
