@@ -32,8 +32,7 @@ use std::{
 
 use clap::{Parser, Subcommand};
 
-/// A node container engine: Kubernetes (CRI) and Docker clients from one daemon, with NRI
-/// plugins in both.
+/// A node container engine for Kubernetes (CRI), with NRI plugins in every container.
 ///
 /// Try `longshore check` first: it tells what this host can do and what it lacks.
 #[derive(Debug, Parser)]
