@@ -4,11 +4,12 @@ pub(crate) mod classes;
 mod facts;
 mod images;
 pub(crate) mod limits;
-mod make;
+pub(crate) mod make;
 pub(crate) mod remove;
 pub(crate) mod start;
 mod volumes;
 
+pub(crate) use facts::device_nodes;
 pub(crate) use make::{MakeContainer, mapping, pod_facts};
 pub(crate) use remove::release;
 pub(crate) use start::Started;

@@ -151,6 +151,28 @@ impl Engine {
         self.shared.plugins.nri().plugins()
     }
 
+    /// What happens between the daemon and plugins, from now on.
+    pub fn watch_plugins(&self) -> nri::Watch {
+        self.shared.plugins.nri().watch()
+    }
+
+    /// Ends a plugin, by `NN-name` or name, and starts it anew if the daemon launched it.
+    ///
+    /// Cancel safe.
+    pub async fn restart_plugin(&self, name: &str) -> Result<nri::Restarted> {
+        let restarted = self.shared.plugins.nri().restart(name).await;
+        restarted.map_err(|error| {
+            let kind = match &error {
+                nri::RestartError::Unknown(_) => base::Kind::NotFound,
+                nri::RestartError::Ambiguous(_) => base::Kind::Invalid,
+                nri::RestartError::BuiltIn(_) | nri::RestartError::NotJoined(_) => {
+                    base::Kind::FailedPrecondition
+                }
+            };
+            EngineError::failed("restart a plugin", kind, &error)
+        })
+    }
+
     /// What plugins made of a container, from the record alone.
     pub fn explain(&self, container: &str) -> Result<nri::Story> {
         let container = self.shared.find_container(container)?;

@@ -34,6 +34,12 @@ impl Layout {
         Self { state: state.clone(), root: root.clone(), netns: netns.clone() }
     }
 
+    /// Of a daemon that nobody has configured.
+    pub(crate) fn usual() -> Self {
+        let (state, root) = ("/run/longshore".into(), "/var/lib/longshore".into());
+        Self { state, root, netns: "/var/run/netns".into() }
+    }
+
     pub(crate) fn pods(&self) -> PathBuf {
         self.state.join("pods")
     }

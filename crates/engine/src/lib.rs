@@ -38,6 +38,7 @@ pub mod record;
 mod recover;
 pub mod request;
 mod shared;
+pub mod simulate;
 mod stages;
 pub mod stats;
 mod steps;
@@ -55,7 +56,7 @@ pub use exec::{ExecControl, ExecPipe, ExecSession, ExecStdio, MAX_PIECE};
 pub use images::{Images, PrunedImages, Unpacker};
 pub use metrics::Metrics;
 pub use nri;
-pub use plugins::PluginsConfig;
+pub use plugins::{Adjusted, PluginsConfig};
 pub use shim_client::{
     AttachInput, AttachIo, AttachOutput, Chunk as AttachChunk, ExecInput, Stream as AttachStream,
 };

@@ -20,7 +20,8 @@
 //! **Invariant:** no call of a plugin, however it comes, waits for work that waits for
 //! plugins: see [`domain`].
 
-mod describe;
+mod adjust;
+pub(crate) mod describe;
 mod domain;
 mod host;
 
@@ -32,6 +33,8 @@ use oci::Spec;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+pub use adjust::Adjusted;
+pub(crate) use adjust::adjust;
 pub(crate) use domain::K8S;
 pub(crate) use host::{block_io, rdt};
 
@@ -181,18 +184,16 @@ impl Plugins {
         pod: &PodRecord,
         container: &ContainerRecord,
         spec: Spec,
-    ) -> Result<nri::Created> {
+    ) -> Result<Adjusted> {
         self.is_ready(shared).await?;
         let described = describe::container(container, Arc::new(spec));
-        let host = Arc::new(host::Host::new(shared));
-        let pod = describe::pod(shared, pod);
-        Ok(self.nri.create_container(&pod, &described, host, &Ask::default()).await?)
+        let host = Arc::new(host::Host::new(shared, pod));
+        let limits = shared.limits_of(&pod.handler)?;
+        adjust(&self.nri, &describe::pod(shared, pod), &described, host, limits).await
     }
 
     /// Puts on record what plugins made of a spec, for as long as the container is there.
-    pub(crate) async fn remember(&self, shared: &Shared, id: Id, adjusted: &Spec) -> Result<()> {
-        let Some(journal) = self.nri.journal(id.as_str()) else { return Ok(()) };
-        let story = journal.story(id.as_str(), adjusted);
+    pub(crate) async fn remember(&self, shared: &Shared, id: Id, story: nri::Story) -> Result<()> {
         if !story.is_empty() {
             shared.stories.put(StoryRecord { container: id, story }).await?;
         }
@@ -247,8 +248,16 @@ impl Plugins {
         asked: nri::Resources,
     ) -> Result<nri::Resources> {
         self.is_ready(shared).await?;
+        let id = container.id;
         let (pod, container) = describe::both(shared, container).await;
-        Ok(self.nri.update_container(&pod, &container, &asked, &Ask::default()).await?)
+        let limits = self.nri.update_container(&pod, &container, &asked, &Ask::default()).await?;
+        let journal = self.nri.journal(&container.id);
+        // Where nobody had anything to say the client alone decided.
+        let last = journal.as_ref().and_then(|journal| journal.updates.back());
+        if let Some(update) = last.filter(|update| !update.owners.is_empty()) {
+            remember_update(shared, id, update).await;
+        }
+        Ok(limits)
     }
 
     pub(crate) async fn post_update(&self, shared: &Arc<Shared>, container: &ContainerRecord) {
@@ -295,6 +304,21 @@ impl Plugins {
         let (pod, mut described) = describe::both(shared, container).await;
         described.state = State::Stopped;
         self.nri.remove_container(&pod, &described).await;
+    }
+}
+
+/// Puts on record what plugins made of a container's limits.
+async fn remember_update(shared: &Shared, id: Id, update: &nri::Updated) {
+    let known = shared.stories.get(&id).map(|record| record.story.clone());
+    let mut story = known.unwrap_or_default();
+    story.update(update, jiff::Timestamp::now().as_millisecond());
+    let mut kept = shared.stories.put(StoryRecord { container: id, story }).await;
+    // Its removal may have been quicker.
+    if kept.is_ok() && shared.containers.get(&id).is_none() {
+        kept = shared.stories.delete(&id).await;
+    }
+    if let Err(error) = kept {
+        tracing::warn!(%id, error = %Chain(&error), "keep what plugins did");
     }
 }
 

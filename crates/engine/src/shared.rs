@@ -99,6 +99,12 @@ impl Shared {
         Ok(self.foreign.get_or_try_init(open).await?)
     }
 
+    /// What limits depend on, under a handler.
+    pub(crate) fn limits_of(&self, handler: &str) -> Result<oci::Limits<'_>> {
+        let EngineConfig { host, policy, .. } = &self.config;
+        Ok(oci::Limits { host, handler: &self.handler(handler)?.facts, policy })
+    }
+
     pub(crate) fn owner(&self, pod: Id) -> Result<Mailbox> {
         let gone = || EngineError::NotFound { what: "pod", id: pod.to_string() };
         self.live.owner(pod).ok_or_else(gone)

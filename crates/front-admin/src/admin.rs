@@ -11,9 +11,10 @@ use api_admin::v1::{
     AttachRequest, AttachStart, ExecRequest, ExecStart, ExplainContainerRequest,
     ExplainContainerResponse, GetPathsRequest, GetPathsResponse, ListPluginsRequest,
     ListPluginsResponse, ListStagesRequest, ListStagesResponse, LoadImageRequest,
-    LoadImageResponse, LoadImageStart, LoadedImage, PruneImagesRequest, PruneImagesResponse,
-    PullImageRequest, PullImageResponse, SaveImagesRequest, SaveImagesResponse, SessionInput,
-    SessionOutput, admin_server, attach_request, exec_request, load_image_request,
+    LoadImageResponse, LoadImageStart, LoadedImage, PluginNotice, PruneImagesRequest,
+    PruneImagesResponse, PullImageRequest, PullImageResponse, RestartPluginRequest,
+    RestartPluginResponse, SaveImagesRequest, SaveImagesResponse, SessionInput, SessionOutput,
+    WatchPluginsRequest, admin_server, attach_request, exec_request, load_image_request,
 };
 use engine::{AttachIo, Engine, ExecStdio, PrunedImages};
 use tokio_stream::StreamExt;
@@ -187,6 +188,27 @@ impl admin_server::Admin for Admin {
     async fn list_plugins(&self, _: Request<ListPluginsRequest>) -> Answer<ListPluginsResponse> {
         let plugins = self.engine()?.plugins().iter().map(plugins::status).collect();
         Ok(Response::new(ListPluginsResponse { plugins }))
+    }
+
+    type WatchPluginsStream = Stream<PluginNotice>;
+
+    async fn watch_plugins(
+        &self,
+        _: Request<WatchPluginsRequest>,
+    ) -> Answer<Self::WatchPluginsStream> {
+        let watch = self.engine()?.watch_plugins();
+        Ok(Response::new(self.streams.feed(|out| plugins::watch(watch, out))))
+    }
+
+    async fn restart_plugin(
+        &self,
+        request: Request<RestartPluginRequest>,
+    ) -> Answer<RestartPluginResponse> {
+        let restart = async {
+            self.engine()?.restart_plugin(&request.into_inner().plugin).await.map_err(status)
+        };
+        let done = self.streams.unless_stopped(restart).await?;
+        Ok(Response::new(plugins::restarted(&done)))
     }
 
     async fn explain_container(

@@ -2,8 +2,16 @@
 
 use std::time::Duration;
 
-use api_admin::v1::{ExplainContainerResponse, FieldOwner, Plugin, PluginAnswer, SpecChange};
-use engine::nri::{Origin, PluginStatus, Story};
+use api_admin::v1::{
+    ExplainContainerResponse, FieldOwner, Plugin, PluginAnswer, PluginNotice, PluginUpdate,
+    RestartPluginResponse, SpecChange,
+};
+use engine::nri::{
+    OnFailure, Origin, Owned, PluginPolicy, PluginStatus, Restarted, Story, Watch, WatchEnd,
+};
+use tonic::Status;
+
+use crate::streams::Sender;
 
 pub(crate) fn status(plugin: &PluginStatus) -> Plugin {
     let (kind, pid) = match plugin.origin {
@@ -19,7 +27,55 @@ pub(crate) fn status(plugin: &PluginStatus) -> Plugin {
         active: plugin.active,
         age_millis: millis(plugin.age),
         strikes: plugin.strikes,
+        version: plugin.version.clone(),
+        policy: policy(&plugin.policy, plugin.limit),
+        calls: plugin.calls.calls,
+        errors: plugin.calls.errors,
+        p50_micros: micros(plugin.calls.p50),
+        p99_micros: micros(plugin.calls.p99),
     }
+}
+
+/// What of it an operator decided, the time limit first.
+fn policy(policy: &PluginPolicy, limit: Duration) -> String {
+    let mut words = vec![format!("{limit:?}")];
+    match policy.on_failure {
+        Some(OnFailure::Fail) => words.push("fail".to_owned()),
+        Some(OnFailure::Ignore) => words.push("ignore".to_owned()),
+        None => {}
+    }
+    words.extend(policy.required.map(|_| "required".to_owned()));
+    words.extend(policy.strikes.map(|strikes| format!("{strikes} strikes")));
+    words.extend(policy.fields.as_ref().map(|_| "some fields".to_owned()));
+    words.extend(policy.concurrent.then(|| "concurrent".to_owned()));
+    words.join(", ")
+}
+
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Everything from now on, until the client is too slow or gone.
+pub(crate) async fn watch(mut watch: Watch, out: Sender<PluginNotice>) -> Result<(), Status> {
+    loop {
+        let notice = watch.next().await.map_err(|end| match end {
+            WatchEnd::Behind(_) => Status::resource_exhausted(end.to_string()),
+            WatchEnd::Stopped => Status::unavailable(end.to_string()),
+        })?;
+        let at = base::time::to_unix_nanos(jiff::Timestamp::now());
+        let notice = serde_json::to_string(&*notice).unwrap_or_default();
+        if out.send(Ok(PluginNotice { at, notice })).await.is_err() {
+            return Ok(());
+        }
+    }
+}
+
+pub(crate) fn restarted(done: &Restarted) -> RestartPluginResponse {
+    let (id, joined) = match done {
+        Restarted::Joined(id) => (id, true),
+        Restarted::Disconnected(id) => (id, false),
+    };
+    RestartPluginResponse { id: id.to_string(), joined }
 }
 
 fn millis(span: Duration) -> u64 {
@@ -27,7 +83,7 @@ fn millis(span: Duration) -> u64 {
 }
 
 pub(crate) fn story(story: Story) -> ExplainContainerResponse {
-    let Story { plugins, owners, changes } = story;
+    let Story { plugins, owners, changes, updates } = story;
     let text = |value: serde_json::Value| {
         if value.is_null() { String::new() } else { value.to_string() }
     };
@@ -36,8 +92,13 @@ pub(crate) fn story(story: Story) -> ExplainContainerResponse {
         micros: answered.micros,
         asked: text(answered.asked),
     });
-    let owners =
-        owners.into_iter().map(|owned| FieldOwner { field: owned.field, plugin: owned.plugin });
+    let owner = |owned: Owned| FieldOwner { field: owned.field, plugin: owned.plugin };
+    let owners = owners.into_iter().map(owner);
+    let updates = updates.into_iter().map(|later| PluginUpdate {
+        at: later.at,
+        asked: text(later.asked),
+        owners: later.owners.into_iter().map(owner).collect(),
+    });
     let changes = changes.into_iter().map(|changed| SpecChange {
         path: changed.path,
         before: text(changed.before),
@@ -47,5 +108,6 @@ pub(crate) fn story(story: Story) -> ExplainContainerResponse {
         answers: answers.collect(),
         owners: owners.collect(),
         changes: changes.collect(),
+        updates: updates.collect(),
     }
 }

@@ -2,7 +2,7 @@
 
 use futures_util::future::BoxFuture;
 
-use crate::object::Resources;
+use crate::{journal::Updated, object::Resources};
 
 /// The containers of one front end. Implemented by the runtime.
 ///
@@ -33,6 +33,12 @@ pub trait Domain: Send + Sync + 'static {
         container: &'a str,
         reason: &'a str,
     ) -> BoxFuture<'a, Result<(), DomainError>>;
+
+    /// An update of a container is done and stays, for whoever keeps books.
+    fn updated<'a>(&'a self, container: &'a str, update: &'a Updated) -> BoxFuture<'a, ()> {
+        let _ = (container, update);
+        Box::pin(std::future::ready(()))
+    }
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -11,7 +11,7 @@ use oci_spec::runtime as oci;
 use crate::owners::{FieldKey, Owners};
 
 /// Updates that are remembered per container; older ones are forgotten.
-const UPDATES: usize = 32;
+pub(crate) const UPDATES: usize = 32;
 
 /// One container's story.
 #[derive(Clone, Debug, Default)]
@@ -20,6 +20,8 @@ pub struct Journal {
     pub original: Option<Arc<oci::Spec>>,
     /// What each plugin answered to its creation, in order.
     pub adjustments: Vec<Adjusted>,
+    /// What all of it came to.
+    pub merged: ContainerAdjustment,
     pub owners: Owners,
     /// What plugins changed later, oldest first.
     pub updates: VecDeque<Updated>,
@@ -49,12 +51,13 @@ impl Journal {
         container: &str,
         resources: LinuxResources,
         owners: &Owners,
-    ) {
+    ) -> &Updated {
         if self.updates.len() == UPDATES {
             self.updates.pop_front();
         }
         let of_this = owners.iter().filter(|(id, ..)| *id == container);
         let owners = of_this.map(|(_, field, owner)| (field, owner.to_owned())).collect();
         self.updates.push_back(Updated { by: by.to_owned(), resources, owners });
+        &self.updates[self.updates.len() - 1]
     }
 }

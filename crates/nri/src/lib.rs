@@ -38,7 +38,9 @@ mod runtime;
 mod settings;
 mod story;
 mod sync;
+mod tally;
 mod validate;
+mod watch;
 
 pub use apply::{ApplyError, BareHost, Host, HostError, Propagation};
 pub use domain::{Domain, DomainError};
@@ -53,11 +55,14 @@ pub use object::{Container, Image, Pod, Resources, SeccompProfile, State};
 pub use owners::{Conflict, FieldKey, Owners};
 pub use peer::Origin;
 pub use runtime::{
-    Ask, Created, JoinError, LaunchError, Nri, PluginStatus, RuntimeInfo, StartError,
+    Ask, Created, JoinError, LaunchError, Nri, PluginStatus, RestartError, Restarted, RuntimeInfo,
+    StartError,
 };
 pub use settings::{
     Backoff, DomainSettings, Duplicates, OnFailure, PluginPolicy, Settings, SettingsError,
 };
-pub use story::{Answered, Changed, Owned, Story};
+pub use story::{Answered, Changed, Later, Owned, Story};
 pub use sync::{Part, SyncPlan, TooLarge};
+pub use tally::Calls;
 pub use validate::{DefaultValidator, REQUIRED_PLUGINS_ANNOTATION, Rejection};
+pub use watch::{About, Notice, Watch, WatchEnd};

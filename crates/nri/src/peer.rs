@@ -1,12 +1,14 @@
 //! One live plugin, as it is called.
 
 use std::{
+    fmt,
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
     time::Duration,
 };
 
 use arc_swap::ArcSwap;
 use nri_wire::{EventMask, PluginId, Trunk, api::*};
+use parking_lot::Mutex;
 use tokio::{sync::OnceCell, time::Instant};
 use ttrpc::{Code, Context, Metadata, Status};
 
@@ -14,6 +16,7 @@ use crate::{
     error::Silence,
     metrics::Metrics,
     settings::{OnFailure, PluginPolicy},
+    tally::{Calls, Tally},
 };
 
 /// Where a plugin came from.
@@ -25,6 +28,19 @@ pub enum Origin {
     External { pid: Option<u32>, uid: u32 },
     /// Runs inside this process.
     BuiltIn,
+}
+
+/// For one that has not said its name.
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Launched { pid } | Self::External { pid: Some(pid), .. } => {
+                write!(f, "process {pid}")
+            }
+            Self::External { pid: None, uid } => write!(f, "a process of user {uid}"),
+            Self::BuiltIn => f.write_str("built in"),
+        }
+    }
 }
 
 /// Whose objects a plugin sees.
@@ -41,6 +57,8 @@ pub(crate) struct Peer {
     pub(crate) id: PluginId,
     pub(crate) origin: Origin,
     pub(crate) scope: Scope,
+    /// Of NRI, as it says.
+    pub(crate) version: String,
     pub(crate) events: EventMask,
     /// It subscribed by not saying anything.
     pub(crate) by_default: bool,
@@ -55,6 +73,7 @@ pub(crate) struct Peer {
     old_events: AtomicBool,
     no_validator: AtomicBool,
     strikes: AtomicU32,
+    tally: Mutex<Tally>,
     goodbye: OnceCell<()>,
 }
 
@@ -71,6 +90,7 @@ pub(crate) struct Introduction {
     pub(crate) id: PluginId,
     pub(crate) origin: Origin,
     pub(crate) scope: Scope,
+    pub(crate) version: String,
     pub(crate) events: EventMask,
     pub(crate) by_default: bool,
     pub(crate) wishes: FailurePolicy,
@@ -100,11 +120,13 @@ impl Peer {
         trunk: Trunk,
         metrics: Metrics,
     ) -> Self {
-        let Introduction { id, origin, scope, events, by_default, wishes, treatment } = intro;
+        let Introduction { id, origin, scope, version, events, by_default, wishes, treatment } =
+            intro;
         Self {
             id,
             origin,
             scope,
+            version,
             events,
             by_default,
             wishes,
@@ -116,6 +138,7 @@ impl Peer {
             old_events: AtomicBool::new(false),
             no_validator: AtomicBool::new(false),
             strikes: AtomicU32::new(0),
+            tally: Mutex::default(),
             goodbye: OnceCell::new(),
         }
     }
@@ -130,6 +153,10 @@ impl Peer {
 
     pub(crate) fn is_gone(&self) -> bool {
         self.trunk.is_closed()
+    }
+
+    pub(crate) fn calls(&self) -> Calls {
+        self.tally.lock().calls()
     }
 
     pub(crate) fn strikes(&self) -> u32 {
@@ -320,6 +347,7 @@ impl Peer {
         if !matches!(answer, Err(ttrpc::Error::Oversize(_))) {
             let error = answer.as_ref().err();
             self.metrics.called(&self.id, "Synchronize", begun.elapsed(), error);
+            self.tally.lock().count(begun.elapsed(), error.is_some());
         }
         if let Ok(answer) = &answer {
             self.metrics.asked_for(&self.id, "Synchronize", answer.update.len(), 0);
@@ -350,6 +378,7 @@ impl Peer {
         let answer = call(ctx).await;
         let took = begun.elapsed();
         self.metrics.called(&self.id, operation, took, answer.as_ref().err());
+        self.tally.lock().count(took, answer.is_err());
         match answer {
             Ok(answer) => {
                 self.strikes.store(0, Ordering::Relaxed);

@@ -38,7 +38,7 @@ use nri_wire::{EventMask, PluginId, api};
 use parking_lot::{Mutex, RwLock};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::{Notify, Semaphore, watch},
+    sync::{Notify, Semaphore, oneshot, watch},
     time::Instant,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -56,7 +56,9 @@ use crate::{
     object::{Container, Pod, State as ContainerState},
     peer::{Origin, Peer, Scope},
     registry::Table,
-    settings::{Settings, SettingsError},
+    settings::{PluginPolicy, Settings, SettingsError},
+    tally::Calls,
+    watch::{Feed, Watch},
 };
 
 /// Requests on their way, those nobody waits for included. One more waits for room before it
@@ -103,12 +105,38 @@ pub struct RuntimeInfo {
 pub struct PluginStatus {
     pub id: PluginId,
     pub origin: Origin,
+    /// Of NRI, as it says; old plugins do not.
+    pub version: String,
     pub events: EventMask,
+    pub policy: PluginPolicy,
+    /// For one answer.
+    pub limit: Duration,
+    /// Since it is connected.
+    pub calls: Calls,
     /// Knows all that exists and is asked.
     pub active: bool,
     pub age: Duration,
     /// Answers it owes, in a row.
     pub strikes: u32,
+}
+
+/// What [`Nri::restart`] did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Restarted {
+    Joined(PluginId),
+    Disconnected(PluginId),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RestartError {
+    #[error("no plugin {0:?} is here")]
+    Unknown(String),
+    #[error("several plugins are called {0:?}: say which by NN-name")]
+    Ambiguous(String),
+    #[error("plugin {0} is a part of this program")]
+    BuiltIn(PluginId),
+    #[error("plugin {0} was started and did not join: the log says why")]
+    NotJoined(PluginId),
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -128,6 +156,7 @@ pub(crate) struct Shared {
     settings: ArcSwap<Settings>,
     info: RuntimeInfo,
     metrics: Metrics,
+    feed: Feed,
     domains: RwLock<BTreeMap<String, Arc<dyn Domain>>>,
     /// One set of changes at a time, so that what is put back is what was there.
     changes: tokio::sync::Mutex<()>,
@@ -157,7 +186,7 @@ struct State {
     peers: BTreeMap<Lane, Arc<Peer>>,
     active: BTreeSet<Lane>,
     /// Those who wait for a plugin to be synchronised.
-    syncing: HashMap<Lane, tokio::sync::oneshot::Sender<Result<(), JoinError>>>,
+    syncing: HashMap<Lane, oneshot::Sender<Result<(), JoinError>>>,
     journals: HashMap<String, Journal>,
 }
 
@@ -188,6 +217,7 @@ impl Nri {
             settings: ArcSwap::from_pointee(settings),
             info,
             metrics: Metrics::default(),
+            feed: Feed::default(),
             domains: RwLock::default(),
             changes: tokio::sync::Mutex::default(),
             room: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
@@ -303,7 +333,11 @@ impl Nri {
             .map(|(lane, peer)| PluginStatus {
                 id: peer.id.clone(),
                 origin: peer.origin.clone(),
+                version: peer.version.clone(),
                 events: peer.events,
+                policy: peer.treatment().policy.clone(),
+                limit: peer.treatment().limit,
+                calls: peer.calls(),
                 active: state.active.contains(lane),
                 age: Instant::now().saturating_duration_since(peer.since),
                 strikes: peer.strikes(),
@@ -311,6 +345,61 @@ impl Nri {
             .collect();
         plugins.sort_by(|a, b| a.id.cmp(&b.id));
         plugins
+    }
+
+    /// Ends a plugin and starts it anew, if we started it, and returns when it has joined or
+    /// failed. One that connected is disconnected; it comes back by itself or not at all.
+    /// By `NN-name` or name.
+    ///
+    /// Cancel safe.
+    pub async fn restart(&self, name: &str) -> Result<Restarted, RestartError> {
+        let called = |id: &PluginId| id.name() == name || id.to_string() == name;
+        let launched = {
+            let services = self.shared.services.lock();
+            let mut found = services.launched.values().filter(|one| called(one.id()));
+            match (found.next(), found.next()) {
+                (Some(_), Some(_)) => return Err(RestartError::Ambiguous(name.to_owned())),
+                (one, _) => one.map(|one| (one.id().clone(), one.again())),
+            }
+        };
+        if let Some((id, again)) = launched {
+            let (tried, joined) = oneshot::channel();
+            let _ = again.send(tried).await;
+            let _ = joined.await;
+            let state = self.shared.state.lock();
+            let mut active = state.active.iter().filter_map(|lane| state.peers.get(lane));
+            return match active.any(|peer| peer.id == id && !peer.is_gone()) {
+                true => Ok(Restarted::Joined(id)),
+                false => Err(RestartError::NotJoined(id)),
+            };
+        }
+        let peers: Vec<_> = {
+            let state = self.shared.state.lock();
+            let here = state.peers.values().filter(|peer| called(&peer.id) && !peer.is_gone());
+            here.cloned().collect()
+        };
+        match peers.as_slice() {
+            [] => Err(RestartError::Unknown(name.to_owned())),
+            [peer] if peer.origin == Origin::BuiltIn => Err(RestartError::BuiltIn(peer.id.clone())),
+            [peer] => {
+                peer.shutdown(SHUTDOWN).await;
+                self.shared.leave(peer);
+                Ok(Restarted::Disconnected(peer.id.clone()))
+            }
+            _ => Err(RestartError::Ambiguous(name.to_owned())),
+        }
+    }
+
+    /// Returns when nothing is on its way, what nobody waits for included.
+    ///
+    /// Cancel safe.
+    pub async fn idle(&self) {
+        self.shared.idle().await;
+    }
+
+    /// What happens from now on, as it happens.
+    pub fn watch(&self) -> Watch {
+        self.shared.feed.watch()
     }
 
     /// What plugins did to a container.

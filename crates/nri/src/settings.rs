@@ -25,6 +25,8 @@ pub struct Settings {
     pub plugin_dirs: Vec<PathBuf>,
     /// Where their configuration is.
     pub config_dirs: Vec<PathBuf>,
+    /// What they write to standard error goes to ours, else to nobody.
+    pub show_stderr: bool,
     /// From connecting to registering.
     pub registration_timeout: Duration,
     /// For one answer, where the plugin's policy says nothing.
@@ -122,6 +124,7 @@ impl Default for Settings {
             socket: Some(PathBuf::from(defaults::SOCKET_PATH)),
             plugin_dirs: vec![PathBuf::from(defaults::PLUGIN_DIR)],
             config_dirs: vec![PathBuf::from(defaults::CONFIG_DIR)],
+            show_stderr: false,
             registration_timeout: defaults::REGISTRATION_TIMEOUT,
             request_timeout: defaults::REQUEST_TIMEOUT,
             change_timeout: Duration::from_secs(10),

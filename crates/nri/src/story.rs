@@ -4,7 +4,10 @@ use oci_spec::runtime as oci;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::journal::Journal;
+use crate::{
+    journal::{Journal, UPDATES, Updated},
+    owners::FieldKey,
+};
 
 /// Who set what at a container's creation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -16,6 +19,18 @@ pub struct Story {
     pub owners: Vec<Owned>,
     /// What all of it did to the specification.
     pub changes: Vec<Changed>,
+    /// What plugins changed since, oldest first; of many only the last.
+    pub updates: Vec<Later>,
+}
+
+/// A change of limits after the creation.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Later {
+    /// In milliseconds since 1970.
+    pub at: i64,
+    pub asked: Value,
+    pub owners: Vec<Owned>,
 }
 
 /// What one plugin asked for; null where that was nothing.
@@ -46,11 +61,30 @@ pub struct Changed {
 impl Story {
     /// Nobody asked for anything.
     pub fn is_empty(&self) -> bool {
-        self.owners.is_empty() && self.changes.is_empty()
+        self.owners.is_empty() && self.changes.is_empty() && self.updates.is_empty()
+    }
+
+    /// Adds a later change, and forgets the oldest where there are many.
+    pub fn update(&mut self, updated: &Updated, at: i64) {
+        if self.updates.len() >= UPDATES {
+            self.updates.remove(0);
+        }
+        let owned = |(field, plugin): &(FieldKey, String)| Owned {
+            field: field.to_string(),
+            plugin: plugin.clone(),
+        };
+        let asked = serde_json::to_value(&updated.resources).map_or(Value::Null, stripped);
+        let owners = updated.owners.iter().map(owned).collect();
+        self.updates.push(Later { at, asked, owners });
     }
 }
 
 impl Journal {
+    /// What all plugins together asked for, by the names of the wire; null where nothing.
+    pub fn merged(&self) -> Value {
+        serde_json::to_value(&self.merged).map_or(Value::Null, stripped)
+    }
+
     /// `adjusted` is what became of the specification of `container`.
     pub fn story(&self, container: &str, adjusted: &oci::Spec) -> Story {
         let answered = self.adjustments.iter().map(|answer| Answered {
@@ -72,12 +106,13 @@ impl Journal {
             let json = |spec: &oci::Spec| serde_json::to_value(spec).unwrap_or_default();
             compare("", &json(original), &json(adjusted), &mut changes);
         }
-        Story { plugins: answered.collect(), owners: owners.collect(), changes }
+        let (plugins, owners) = (answered.collect(), owners.collect());
+        Story { plugins, owners, changes, updates: Vec::new() }
     }
 }
 
 /// Without what says nothing.
-fn stripped(value: Value) -> Value {
+pub(crate) fn stripped(value: Value) -> Value {
     match value {
         Value::Object(map) => {
             let kept = map.into_iter().map(|(key, value)| (key, stripped(value)));

@@ -10,12 +10,14 @@
 //! that two files of one directory claim is nobody's.
 
 mod edits;
+mod inject;
 mod load;
 mod model;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) use edits::{Target, apply};
+pub use inject::Injection;
 pub use load::{FileError, load};
 
 use crate::{

@@ -59,6 +59,11 @@ impl Devices {
         Ok(devices)
     }
 
+    /// Those of a spec.
+    pub(crate) fn of(nodes: Vec<LinuxDevice>, rules: Option<Vec<LinuxDeviceCgroup>>) -> Self {
+        Self { nodes, rules: rules.unwrap_or_default() }
+    }
+
     pub(crate) fn finish(self) -> (Vec<LinuxDevice>, Vec<LinuxDeviceCgroup>) {
         (self.nodes, self.rules)
     }

@@ -58,6 +58,11 @@ impl Mounts {
         Ok(mounts)
     }
 
+    /// Those of a spec, which are in order.
+    pub(crate) fn of(all: Vec<Mount>) -> Self {
+        Self { defaults: all, ..Self::default() }
+    }
+
     /// Takes the place of whatever is there.
     pub(crate) fn replace(&mut self, mount: Mount) {
         self.user.retain(|other| clean(other.destination()) != clean(mount.destination()));

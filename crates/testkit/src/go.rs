@@ -17,6 +17,8 @@ pub enum GoTool {
     /// mounts. Without seccomp.
     Runc,
     Critest,
+    /// A plugin of ours on the official stub.
+    NriPlugin,
 }
 
 impl GoTool {
@@ -25,6 +27,7 @@ impl GoTool {
             Self::Crictl => "crictl",
             Self::Runc => "runc",
             Self::Critest => "critest",
+            Self::NriPlugin => "nri-go",
         }
     }
 
@@ -33,6 +36,7 @@ impl GoTool {
         match self {
             Self::Crictl | Self::Critest => "tests/tools",
             Self::Runc => "tests/tools/runc",
+            Self::NriPlugin => "tests/interop/nri-go",
         }
     }
 
@@ -41,13 +45,14 @@ impl GoTool {
             Self::Crictl => "sigs.k8s.io/cri-tools/cmd/crictl",
             Self::Runc => "github.com/opencontainers/runc",
             Self::Critest => "sigs.k8s.io/cri-tools/cmd/critest",
+            Self::NriPlugin => ".",
         }
     }
 
     /// A suite of tests is built as one.
     fn how(self) -> &'static [&'static str] {
         match self {
-            Self::Crictl | Self::Runc => &["build"],
+            Self::Crictl | Self::Runc | Self::NriPlugin => &["build"],
             Self::Critest => &["test", "-c"],
         }
     }

@@ -6,6 +6,7 @@
 pub mod cni;
 mod cri;
 mod daemon;
+mod example;
 mod go;
 pub mod image;
 mod leftovers;
@@ -16,6 +17,7 @@ mod skip;
 
 pub use cri::{Cri, Pod};
 pub use daemon::{DaemonProcess, Exit};
+pub use example::sdk_example;
 pub use go::GoTool;
 pub use leftovers::Process;
 pub use node::Node;

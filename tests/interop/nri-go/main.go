@@ -4,6 +4,8 @@
 // by flag, or, where the runtime started it, by its configuration:
 //
 //	log=<file> mode=<mode>,<mode>
+//
+// A container whose annotation "adjust", or that of its pod, is an adjustment in JSON gets it.
 package main
 
 import (
@@ -19,6 +21,7 @@ import (
 
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
+	"google.golang.org/protobuf/encoding/protojson"
 )
 
 type line struct {
@@ -123,6 +126,15 @@ func (p *plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 	var updates []*api.ContainerUpdate
 	if p.modes["adjust"] {
 		everything(adjust)
+	}
+	text := ctr.GetAnnotations()["adjust"]
+	if text == "" {
+		text = pod.GetAnnotations()["adjust"]
+	}
+	if text != "" {
+		if err := protojson.Unmarshal([]byte(text), adjust); err != nil {
+			return nil, nil, err
+		}
 	}
 	if other := ctr.GetAnnotations()["update"]; other != "" {
 		update := &api.ContainerUpdate{}

@@ -137,13 +137,16 @@ fn seccomp(request: &ContainerRequest) -> Result<Option<SeccompProfile>> {
 }
 
 fn devices(known: &Known<'_>) -> Result<DeviceFacts> {
-    let mut by_path = BTreeMap::new();
-    for path in &known.device_paths {
-        by_path.insert(path.clone(), nodes(path)?);
-    }
     let host =
         if known.request.security.privileged { nodes(Path::new("/dev"))? } else { Vec::new() };
-    Ok(DeviceFacts { by_path, host })
+    Ok(DeviceFacts { host, ..device_nodes(known.device_paths.clone())? })
+}
+
+/// The devices at these paths.
+pub(crate) fn device_nodes(paths: impl IntoIterator<Item = PathBuf>) -> Result<DeviceFacts> {
+    let found = |path: PathBuf| nodes(&path).map(|nodes| (path, nodes));
+    let by_path = paths.into_iter().map(found).collect::<Result<_>>()?;
+    Ok(DeviceFacts { by_path, ..DeviceFacts::default() })
 }
 
 /// The device at `path`, or all below that directory.

@@ -3,7 +3,7 @@
 use std::{fs, path::Path, sync::Arc};
 
 use base::Kind;
-use oci::{CgroupVersion, LinuxResources, Resources, Spec};
+use oci::{CgroupFacts, CgroupVersion, LinuxResources, Resources, Spec};
 use shim_client::ShimError;
 use sys::cgroup::{Cgroup, Layout};
 
@@ -101,10 +101,7 @@ fn put(
     live: bool,
 ) -> Result<LinuxResources> {
     let pod = shared.pods.get(&container.pod);
-    let handler = shared.handler(pod.as_ref().map_or("", |pod| pod.handler.as_str()))?;
-    let config = &shared.config;
-    let limits =
-        oci::Limits { host: &config.host, handler: &handler.facts, policy: &config.policy };
+    let limits = shared.limits_of(pod.as_ref().map_or("", |pod| pod.handler.as_str()))?;
     let mut linux = asked.linux.clone();
     if let Some(class) = asked.block_io_class.as_deref() {
         if class.is_empty() {
@@ -136,6 +133,20 @@ pub(crate) fn read(shared: &Shared, container: &ContainerRecord) -> Result<nri::
     let (_, spec) = read_spec(&shared.layout.spec(&container.pod, &container.id))?;
     let mut now = oci::resources_of(&spec);
     let cgroup = &shared.config.host.cgroup;
+    complete(&mut now, cgroup);
+    if cgroup.has("cpuset") && container.phase.is_live() {
+        cpusets(shared, container, &spec, &mut now)?;
+    }
+    Ok(nri::Resources {
+        linux: oci::to_linux(&now)?,
+        // Its meaning is among the limits already.
+        block_io_class: None,
+        rdt_class: None,
+    })
+}
+
+/// Says of what is not limited that it is not.
+pub(crate) fn complete(now: &mut Resources, cgroup: &CgroupFacts) {
     if cgroup.has("cpu") {
         now.cpu_shares.get_or_insert(1024);
         now.cpu_quota.get_or_insert(-1);
@@ -152,15 +163,6 @@ pub(crate) fn read(shared: &Shared, container: &ContainerRecord) -> Result<nri::
     if cgroup.has("pids") {
         now.pids_limit.get_or_insert(-1);
     }
-    if cgroup.has("cpuset") && container.phase.is_live() {
-        cpusets(shared, container, &spec, &mut now)?;
-    }
-    Ok(nri::Resources {
-        linux: oci::to_linux(&now)?,
-        // Its meaning is among the limits already.
-        block_io_class: None,
-        rdt_class: None,
-    })
 }
 
 /// Who has none given shares its parent's, which is what the kernel says of it.

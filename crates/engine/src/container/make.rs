@@ -16,6 +16,7 @@ use super::{
 use crate::{
     error::Result,
     files::{blocking, make_dir, remove_dir, write},
+    layout::Layout,
     owner::Turn,
     phase::ContainerEvent,
     pod::files::root_of,
@@ -181,25 +182,20 @@ impl MakeContainer {
     async fn ask_plugins(&mut self) -> Result<()> {
         let spec = *self.spec.take().expect("the step before makes it");
         let (shared, pod) = (&self.shared, &self.pod);
-        let created = shared.plugins.create(shared, pod, &self.container, spec.clone()).await?;
-        let mut adjusted = created.spec;
-        let handler = shared.handler(&pod.handler)?;
-        let config = &shared.config;
-        let limits =
-            oci::Limits { host: &config.host, handler: &handler.facts, policy: &config.policy };
-        for ignored in oci::check_adjusted(&spec, &mut adjusted, limits)? {
+        let adjusted = shared.plugins.create(shared, pod, &self.container, spec).await?;
+        for ignored in adjusted.ignored {
             tracing::info!(container = %self.container.id, field = ignored.field, why = ignored.why,
                 "asked for by a plugin, and without effect");
         }
-        shared.plugins.remember(shared, self.container.id, &adjusted).await?;
-        let json = oci::to_json(&adjusted).expect("a spec is JSON");
+        shared.plugins.remember(shared, self.container.id, adjusted.story).await?;
+        let json = oci::to_json(&adjusted.spec).expect("a spec is JSON");
         let path = shared.layout.spec(&pod.id, &self.container.id);
         blocking(move || write(&path, &json, 0o600)).await?;
         let made = &mut self.container.made;
-        made.resources = oci::resources_of(&adjusted);
-        made.cgroup_path = cgroup_path(&adjusted);
-        made.block_io_class = created.block_io_class.filter(|class| !class.is_empty());
-        made.rdt_class = created.rdt_class.filter(|class| !class.is_empty());
+        made.resources = oci::resources_of(&adjusted.spec);
+        made.cgroup_path = cgroup_path(&adjusted.spec);
+        made.block_io_class = adjusted.block_io_class.filter(|class| !class.is_empty());
+        made.rdt_class = adjusted.rdt_class.filter(|class| !class.is_empty());
         Ok(())
     }
 }
@@ -252,7 +248,7 @@ fn make_spec(
     let built = oci::build(&oci::Inputs {
         request,
         container: &facts::gather(&known)?,
-        pod: &pod_facts(shared, pod),
+        pod: &pod_facts(&shared.layout, pod),
         image: &container.image.facts,
         accounts: &facts::accounts(&rootfs)?,
         host: &shared.config.host,
@@ -289,7 +285,7 @@ fn cdi(dirs: &[PathBuf], request: &ContainerRequest) -> oci::cdi::Registry {
 /// What the request means in this pod. Clients leave the PID namespace unset, which reads
 /// as the pod's, also where the pod shares none; and a container cannot get nearer to the
 /// host than its pod is.
-fn effective(pod: &PodRecord, request: &ContainerRequest) -> ContainerRequest {
+pub(crate) fn effective(pod: &PodRecord, request: &ContainerRequest) -> ContainerRequest {
     let mut request = request.clone();
     let pid = &mut request.security.namespaces.pid;
     *pid = match (*pid, pod.request.pid) {
@@ -312,8 +308,8 @@ pub(crate) fn mapping(pod: &PodRecord) -> Option<IdMappings> {
     }
 }
 
-pub(crate) fn pod_facts(shared: &Shared, pod: &PodRecord) -> PodFacts {
-    let (layout, request) = (&shared.layout, &pod.request);
+pub(crate) fn pod_facts(layout: &Layout, pod: &PodRecord) -> PodFacts {
+    let request = &pod.request;
     let pinned = |kind: &str, own: bool| own.then(|| layout.namespace(&pod.id, kind));
     let (own_network, own_ipc) = (pod.own_network(), request.ipc == PodNamespace::Pod);
     let files = layout.files(&pod.id);

@@ -85,7 +85,7 @@ impl TaskOnly<'_> {
         // With the host's network comes the host's name.
         let name = pod.own_network().then(|| hostname(&pod.request)).transpose()?;
         let spec = oci::build_sandbox(&SandboxInputs {
-            pod: &pod_facts(self.0, pod),
+            pod: &pod_facts(&self.0.layout, pod),
             hostname: name.as_deref(),
             sysctls: &check::sysctls(config, &pod.request)?,
             rootfs: &self.0.layout.sandbox(&pod.id).join("rootfs"),

@@ -4,11 +4,12 @@ use std::{path::PathBuf, sync::Arc};
 
 use base::{Labels, time};
 use nri::{Container, Image, Pod, SeccompProfile, State};
-use oci::{Profile, Resources, Spec};
+use oci::{CgroupDriver, Profile, Resources, Spec};
 
 use super::K8S;
 use crate::{
     files::blocking,
+    layout::Layout,
     phase::{ContainerPhase, PodPhase},
     record::{ContainerRecord, PodRecord},
     request::PodNamespace,
@@ -18,6 +19,19 @@ use crate::{
 type Map = std::collections::BTreeMap<String, String>;
 
 pub(super) fn pod(shared: &Shared, pod: &PodRecord) -> Pod {
+    let cgroup = cgroup(shared.config.cgroup_driver, pod);
+    let mut namespaces = namespaces(&shared.layout, pod);
+    // As long as they are there.
+    namespaces.retain(|(_, path)| path.exists());
+    pod_with(pod, cgroup, namespaces)
+}
+
+/// What a record does not say is given.
+pub(crate) fn pod_with(
+    pod: &PodRecord,
+    cgroups_path: String,
+    namespaces: Vec<(String, PathBuf)>,
+) -> Pod {
     let request = &pod.request;
     Pod {
         domain: K8S.to_owned(),
@@ -31,8 +45,8 @@ pub(super) fn pod(shared: &Shared, pod: &PodRecord) -> Pod {
         pid: pod.pid1,
         ips: pod.ips.iter().map(ToString::to_string).collect(),
         cgroup_parent: request.cgroup_parent.clone().unwrap_or_default(),
-        cgroups_path: cgroup(shared, pod),
-        namespaces: namespaces(shared, pod),
+        cgroups_path,
+        namespaces,
         overhead: limits(&pod.overhead),
         total: limits(&pod.resources),
         resources: None,
@@ -48,38 +62,38 @@ fn map(labels: &Labels) -> Map {
     labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
-fn cgroup(shared: &Shared, pod: &PodRecord) -> String {
+pub(crate) fn cgroup(driver: CgroupDriver, pod: &PodRecord) -> String {
     let parent = pod.request.cgroup_parent.as_deref();
-    let path = oci::pod_cgroup_path(shared.config.cgroup_driver, parent, &pod.id);
+    let path = oci::pod_cgroup_path(driver, parent, &pod.id);
     path.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Those that are the pod's own, as long as they are there.
-fn namespaces(shared: &Shared, pod: &PodRecord) -> Vec<(String, PathBuf)> {
+/// Those that are the pod's own.
+pub(crate) fn namespaces(layout: &Layout, pod: &PodRecord) -> Vec<(String, PathBuf)> {
     let request = &pod.request;
     let own_network = request.network == PodNamespace::Pod;
-    let pin = |kind| shared.layout.namespace(&pod.id, kind);
+    let pin = |kind| layout.namespace(&pod.id, kind);
     let pinned = [
-        ("network", shared.layout.netns(&pod.id), own_network),
+        ("network", layout.netns(&pod.id), own_network),
         ("ipc", pin("ipc"), request.ipc == PodNamespace::Pod),
         ("uts", pin("uts"), own_network),
         ("user", pin("user"), crate::container::mapping(pod).is_some()),
     ];
-    let pinned = pinned.into_iter().filter(|(_, path, own)| *own && path.exists());
+    let pinned = pinned.into_iter().filter(|(_, _, own)| *own);
     let pinned = pinned.map(|(kind, path, _)| (kind.to_owned(), path));
     let pid = pod.pid1.map(|pid| ("pid".to_owned(), format!("/proc/{pid}/ns/pid").into()));
     pinned.chain(pid).collect()
 }
 
 /// `None` where nothing is limited.
-pub(super) fn limits(resources: &Resources) -> Option<nri::Resources> {
+pub(crate) fn limits(resources: &Resources) -> Option<nri::Resources> {
     let linux = oci::to_linux(resources).ok()?;
     (linux != oci::LinuxResources::default())
         .then(|| nri::Resources { linux, ..nri::Resources::default() })
 }
 
 /// `spec` is what it will be, or was, started with.
-pub(super) fn container(record: &ContainerRecord, spec: Arc<Spec>) -> Container {
+pub(crate) fn container(record: &ContainerRecord, spec: Arc<Spec>) -> Container {
     let request = &record.request;
     let (state, pid) = match &record.phase {
         ContainerPhase::Making { .. } | ContainerPhase::Unknown { .. } => (State::Unknown, None),

@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 
 use base::{Id, Kind};
 use futures_util::future::BoxFuture;
-use nri::{Domain, DomainError, Resources};
+use nri::{Domain, DomainError, Resources, Updated};
 use tokio::sync::oneshot;
 
 use crate::{
@@ -112,5 +112,13 @@ impl Domain for Containers {
         reason: &'a str,
     ) -> BoxFuture<'a, Result<(), DomainError>> {
         Box::pin(async move { self.end(container, reason).await.map_err(told) })
+    }
+
+    fn updated<'a>(&'a self, container: &'a str, update: &'a Updated) -> BoxFuture<'a, ()> {
+        Box::pin(async move {
+            if let Ok((shared, record)) = self.find(container) {
+                super::remember_update(&shared, record.id, update).await;
+            }
+        })
     }
 }

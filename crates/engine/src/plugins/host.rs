@@ -3,18 +3,26 @@
 use std::{path::Path, sync::Arc};
 
 use nri::{HostError, Propagation};
-use oci::{LinuxBlockIo, LinuxIntelRdt};
+use oci::{IdMappings, LinuxBlockIo, LinuxIntelRdt, Spec};
 use sys::mount::Table;
 
-use crate::{container::classes, shared::Shared};
+use crate::{
+    container::{self, classes},
+    record::PodRecord,
+    shared::Shared,
+};
 
 pub(super) struct Host {
     shared: Arc<Shared>,
+    /// Of the container's pod.
+    handler: String,
+    mapping: Option<IdMappings>,
 }
 
 impl Host {
-    pub(super) fn new(shared: &Arc<Shared>) -> Self {
-        Self { shared: Arc::clone(shared) }
+    pub(super) fn new(shared: &Arc<Shared>, pod: &PodRecord) -> Self {
+        let (handler, mapping) = (pod.handler.clone(), container::mapping(pod));
+        Self { shared: Arc::clone(shared), handler, mapping }
     }
 }
 
@@ -47,6 +55,21 @@ impl nri::Host for Host {
 
     fn rdt(&self, class: &str) -> Result<LinuxIntelRdt, HostError> {
         Ok(rdt(class)?.unwrap_or_default())
+    }
+
+    fn inject_cdi(&self, spec: &mut Spec, devices: &[String]) -> Result<(), HostError> {
+        let (registry, faults) = oci::cdi::load(&self.shared.config.cdi_dirs);
+        for fault in faults {
+            tracing::warn!(error = %base::Chain(&fault), "CDI file not used");
+        }
+        let found = container::device_nodes(registry.device_paths(devices)?)?;
+        let injection = oci::cdi::Injection {
+            registry: &registry,
+            devices: &found,
+            mapping: self.mapping.as_ref(),
+            handler: &self.shared.handler(&self.handler)?.facts,
+        };
+        Ok(injection.inject(spec, devices)?)
     }
 
     fn propagation(&self, source: &Path) -> Result<Propagation, HostError> {

@@ -144,6 +144,7 @@ impl NriConfig {
                 configs,
                 "nri/conf.d",
             )?],
+            show_stderr: false,
             registration_timeout: span("nri.registration_timeout", &self.registration_timeout)?,
             request_timeout: span("nri.request_timeout", &self.request_timeout)?,
             change_timeout: span("nri.change_timeout", &self.change_timeout)?,

@@ -137,7 +137,7 @@ async fn a_device_can_be_used_and_one_that_was_taken_cannot() {
 }
 
 /// The file of a controller in the cgroup of a container.
-fn cgroup_file(node: &Node, id: &str, pod: &Pod, v1: (&str, &str), v2: &str) -> String {
+pub(crate) fn cgroup_file(node: &Node, id: &str, pod: &Pod, v1: (&str, &str), v2: &str) -> String {
     let parent = &pod.config.linux.as_ref().unwrap().cgroup_parent;
     let below = format!("{}/{id}", parent.trim_start_matches('/'));
     let root = Path::new("/sys/fs/cgroup");
@@ -244,7 +244,7 @@ async fn what_nobody_here_can_do_is_refused_by_name() {
     });
     for (name, want) in [
         ("rdt", "rdt: resctrl is not available"),
-        ("cdi", "CDI"),
+        ("cdi", "no CDI device \"vendor.example/none=0\""),
         ("class", "no block I/O class \"fast\""),
         ("netdev", "net_devices: handler"),
         ("cgroup", "cgroups_path: \"../up\""),

@@ -8,7 +8,7 @@ use testkit::{Cri, Node, Pod};
 
 use crate::{
     LONGSHORE,
-    probe::{Connected, connect, script, until},
+    probe::{Connected, connect, connect_with, script, until},
 };
 
 struct World {
@@ -20,11 +20,21 @@ struct World {
 
 impl World {
     async fn new(test: &str) -> Option<Self> {
-        let node = Node::start(test, LONGSHORE).await?;
+        Some(Self::of(Node::start(test, LONGSHORE).await?).await)
+    }
+
+    async fn configured(test: &str, config: &Path) -> Option<Self> {
+        let node = Node::start_with(test, LONGSHORE, |command| {
+            command.arg("--config").arg(config);
+        });
+        Some(Self::of(node.await?).await)
+    }
+
+    async fn of(node: Node) -> Self {
         let cri = node.cri().await.unwrap();
         let probe = connect(&node, "10-probe").await;
         let pod = cri.run_pod(&node.pod("p")).await.unwrap();
-        Some(Self { node, cri, pod, probe })
+        Self { node, cri, pod, probe }
     }
 
     async fn sleeper(&self, name: &str) -> String {
@@ -181,5 +191,109 @@ async fn an_eviction_ends_a_container_and_says_why() {
     world.cri.create(&world.pod, world.node.sh("c", "true")).await.unwrap();
     let status = world.cri.status(&b).await.unwrap();
     assert_eq!((status.reason.as_str(), status.message.as_str()), ("Evicted", "makes room"));
+    world.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_with_an_update_are_made_whole_or_not_at_all() {
+    let Some(world) = World::new("changes_with_an_update").await else { return };
+    let (id, other) = (world.sleeper("c").await, world.sleeper("other").await);
+    let before = (world.shares(&id).await, world.pids_max(&other));
+    let with = |updates: Vec<Update>| {
+        move |_| {
+            Ok(Changes { updates: updates.clone().into_iter().collect(), ..Changes::default() })
+        }
+    };
+    script(&world.probe.on_update, with(vec![impossible(&other)]));
+    let error = world.update(&id, 200).await.unwrap_err();
+    assert!(error.message().contains(&format!("update container {other}")), "{error}");
+    assert_eq!((world.shares(&id).await, world.pids_max(&other)), before, "nothing was changed");
+
+    let mut ignored = impossible(&other);
+    ignored.ignore_failure = true;
+    script(&world.probe.on_update, with(vec![ignored]));
+    world.update(&id, 200).await.unwrap();
+    assert_eq!(world.shares(&id).await, 200);
+    world.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_with_a_stop_or_a_sync_fail_alone() {
+    let Some(world) = World::new("changes_with_a_stop_or_a_sync").await else { return };
+    let (a, b) = (world.sleeper("a").await, world.sleeper("b").await);
+    let before = world.pids_max(&b);
+    let (heir, bad) = (b.clone(), b.clone());
+    script(&world.probe.on_stop, move |_| {
+        Ok([impossible(&bad), pids("gone", 3)].into_iter().collect())
+    });
+    world.cri.stop(&a, 0).await.unwrap();
+    world.cri.remove(&a).await.unwrap();
+    world.node.daemon.logged("change containers as plugins ask").await.unwrap();
+    assert_eq!(world.pids_max(&b), before);
+
+    // Whoever asks for it when it is told what exists stays.
+    let asked = impossible(&heir);
+    let late = connect_with(&world.node, "20-late", move |probe| {
+        script(&probe.on_sync, move |_| Ok([asked.clone()].into_iter().collect()));
+    })
+    .await;
+    world.node.daemon.logged("updates that came with Synchronize").await.unwrap();
+    let id = world.sleeper("c").await;
+    late.heard("CreateContainer", &id).await;
+    drop(late);
+    world.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unsolicited_change_that_may_fail_is_not_complained_of() {
+    let Some(world) = World::new("an_unsolicited_change_that_may_fail").await else { return };
+    let id = world.sleeper("c").await;
+    let mut ignored = impossible(&id);
+    ignored.ignore_failure = true;
+    world.probe.runtime.update_containers(vec![ignored]).await.unwrap();
+    world.finish().await;
+}
+
+/// No process ends in no time.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_eviction_that_takes_too_long_has_failed() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.toml");
+    fs::write(&config, "nri.eviction_timeout = \"1ms\"\n").unwrap();
+    let test = "an_eviction_that_takes_too_long";
+    let Some(world) = World::configured(test, &config).await else { return };
+    let (a, b, c) = (world.sleeper("a").await, world.sleeper("b").await, world.sleeper("c").await);
+    let mut changes = Changes::default();
+    changes.evict(a.clone(), "too loud");
+    let error = world.probe.runtime.update_containers(changes).await.unwrap_err();
+    let error = format!("{error:?}");
+    assert!(error.contains("evict: not done within 1ms"), "{error}");
+
+    // With a creation: it fails, and what was updated is put back.
+    let before = world.pids_max(&c);
+    let (victim, updated) = (b.clone(), c.clone());
+    script(&world.probe.on_create, move |_| {
+        let mut creation = Creation::default();
+        creation.updates.add(pids(&updated, 5));
+        creation.evictions.insert(victim.clone(), "makes room".into());
+        Ok(creation)
+    });
+    let error = world.cri.create(&world.pod, world.node.sh("d", "true")).await.unwrap_err();
+    assert!(error.message().contains(&format!("evict container {b}")), "{error}");
+    assert_eq!(world.pids_max(&c), before, "taken back");
+    // They end all the same, a moment later.
+    for id in [&a, &b] {
+        assert_eq!(world.cri.exited(id).await.unwrap().reason, "Evicted");
+    }
+    let victim = c.clone();
+    script(&world.probe.on_update, move |_| {
+        let mut changes = Changes::default();
+        changes.evict(victim.clone(), "makes room");
+        Ok(changes)
+    });
+    *world.probe.on_create.lock() = None;
+    let id = world.sleeper("e").await;
+    let error = world.update(&id, 200).await.unwrap_err();
+    assert!(error.message().contains(&format!("evict container {c}")), "{error}");
     world.finish().await;
 }

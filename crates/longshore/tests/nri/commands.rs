@@ -11,12 +11,19 @@ use crate::{
     probe::{connect, script},
 };
 
-async fn longshore(node: &Node, args: &[&str]) -> String {
+/// What a command prints; as an error what it complains of.
+pub(crate) async fn try_longshore(node: &Node, args: &[&str]) -> Result<String, String> {
     let mut command = Command::new(LONGSHORE);
     command.args(args).arg("--cri-socket").arg(node.daemon.cri_socket());
     let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
-    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
+    match output.status.success() {
+        true => Ok(String::from_utf8(output.stdout).unwrap()),
+        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+    }
+}
+
+pub(crate) async fn longshore(node: &Node, args: &[&str]) -> String {
+    try_longshore(node, args).await.unwrap_or_else(|error| panic!("{args:?}: {error}"))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -53,5 +60,155 @@ async fn who_set_what_is_told_also_when_plugin_and_daemon_are_gone() {
     assert_eq!(score.unwrap()["after"], 500);
     let text = longshore(&node, &["nri", "explain", &plain]).await;
     assert_eq!(text, "no plugin changed anything\n");
+    node.finish().await.unwrap();
+}
+
+/// The lines of a command that goes on until it is ended.
+struct Lines {
+    child: tokio::process::Child,
+    lines: tokio::io::Lines<tokio::io::BufReader<tokio::process::ChildStdout>>,
+}
+
+impl Lines {
+    fn of(node: &Node, args: &[&str]) -> Self {
+        let mut command = tokio::process::Command::new(LONGSHORE);
+        command.args(args).arg("--cri-socket").arg(node.daemon.cri_socket());
+        let mut child =
+            command.stdout(std::process::Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+        let out = tokio::io::BufReader::new(child.stdout.take().unwrap());
+        Self { child, lines: tokio::io::AsyncBufReadExt::lines(out) }
+    }
+
+    /// The first that `is` the one.
+    async fn find(&mut self, is: impl Fn(&str) -> bool) -> String {
+        let found = async {
+            loop {
+                let line = self.lines.next_line().await.unwrap().expect("it goes on");
+                if is(&line) {
+                    return line;
+                }
+            }
+        };
+        tokio::time::timeout(std::time::Duration::from_secs(60), found).await.unwrap()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_happens_is_seen_as_it_happens() {
+    let Some(mut node) = Node::start("what_happens_is_seen", LONGSHORE).await else { return };
+    let cri = node.cri().await.unwrap();
+    let (mut json, mut text) =
+        (Lines::of(&node, &["nri", "watch", "--json"]), Lines::of(&node, &["nri", "watch"]));
+    // Who watches sees only what comes after: a plugin that joins again and again is seen.
+    let seen = async {
+        let mut number = 10;
+        loop {
+            drop(connect(&node, &format!("{number}-knock")).await);
+            number = if number == 99 { 10 } else { number + 1 };
+        }
+    };
+    let joined = |line: &str| line.contains("joined");
+    let both = async { tokio::join!(json.find(joined), text.find(joined)) };
+    tokio::select! {
+        _ = both => {}
+        () = seen => {}
+    }
+    let (a, b) = (connect(&node, "10-a").await, connect(&node, "20-b").await);
+    let pod = cri.run_pod(&node.pod("p")).await.unwrap();
+    let set = |_| {
+        let mut creation = Creation::default();
+        creation.adjustment.env.set("KEY", "1");
+        Ok(creation)
+    };
+    script(&a.on_create, set);
+    script(&b.on_create, set);
+    cri.create(&pod, node.sh("c", "true")).await.unwrap_err();
+    let answer = json
+        .find(|line| line.contains("answered") && line.contains("20-b") && line.contains("KEY"))
+        .await;
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!(answer["what"], "answered");
+    assert_eq!(answer["asked"]["adjust"]["env"][0]["key"], "KEY", "{answer:#}");
+    assert_eq!((&answer["podName"], &answer["containerName"]), (&"p".into(), &"c".into()));
+    assert!(answer["at"].as_i64().unwrap() > 0);
+    let decision = json.find(|line| line.contains("decided") && line.contains("CreateC")).await;
+    assert!(decision.contains("10-a") && decision.contains("20-b"), "{decision}");
+    let line = text.find(|line| line.contains("FAILED")).await;
+    assert!(line.contains("CreateContainer p/c FAILED"), "{line}");
+    drop((a, b));
+    node.daemon.kill().unwrap();
+    for mut watch in [json, text] {
+        let ended = watch.child.wait().await.unwrap();
+        assert!(!ended.success(), "the daemon went away, and it says so");
+    }
+    node.daemon.start_again().await.unwrap();
+    node.finish().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn how_a_plugin_does_is_listed() {
+    let Some(node) = Node::start("how_a_plugin_does", LONGSHORE).await else { return };
+    let (cri, probe) = (node.cri().await.unwrap(), connect(&node, "10-probe").await);
+    script(&probe.on_create, |_| Err("no".into()));
+    let pod = cri.run_pod(&node.pod("p")).await.unwrap();
+    cri.create(&pod, node.sh("c", "true")).await.unwrap_err();
+    let text = longshore(&node, &["nri", "plugins"]).await;
+    let head: Vec<_> = text.lines().next().unwrap().split_whitespace().collect();
+    let want = [
+        "PLUGIN", "KIND", "PID", "NRI", "AGE", "STATE", "POLICY", "CALLS", "ERRORS", "P50", "P99",
+        "STRIKES", "EVENTS",
+    ];
+    assert_eq!(head, want);
+    let json = longshore(&node, &["nri", "plugins", "--json"]).await;
+    let listed: Value = serde_json::from_str(&json).unwrap();
+    let plugin = &listed[0];
+    assert_eq!((&plugin["name"], &plugin["index"]), (&"probe".into(), &"10".into()));
+    assert_eq!(plugin["pid"], std::process::id());
+    // Synchronize, RunPodSandbox, CreateContainer at least.
+    assert!(plugin["calls"].as_u64() >= Some(3), "{json}");
+    assert_eq!(plugin["errors"], 1, "{json}");
+    assert!(plugin["version"].as_str().unwrap().starts_with("v0."), "{json}");
+    assert!(plugin["p99Micros"].as_u64() >= plugin["p50Micros"].as_u64());
+    assert_eq!(plugin["policy"], "2s");
+    drop(probe);
+    node.finish().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn later_changes_are_on_record_too() {
+    let Some(mut node) = Node::start("later_changes_are_on_record", LONGSHORE).await else {
+        return;
+    };
+    let (cri, probe) = (node.cri().await.unwrap(), connect(&node, "10-probe").await);
+    let pod = cri.run_pod(&node.pod("p")).await.unwrap();
+    let id = cri.run(&pod, node.sh("c", "exec sleep 1000")).await.unwrap();
+    let pids = |id: &str, limit| {
+        let mut update = nri_sdk::Update::of(id);
+        update.resources.pids = Some(nri_sdk::PidsLimit::At(limit));
+        update
+    };
+    probe.runtime.update_containers(vec![pids(&id, 9)]).await.unwrap();
+    script(&probe.on_update, move |(container, _)| {
+        let mut changes = nri_sdk::Changes::default();
+        changes.updates.add(pids(&container.id, 11));
+        Ok(changes)
+    });
+    let linux = api_cri::v1::LinuxContainerResources { cpu_shares: 77, ..Default::default() };
+    let request = api_cri::v1::UpdateContainerResourcesRequest {
+        container_id: id,
+        linux: Some(linux),
+        ..Default::default()
+    };
+    cri.runtime().update_container_resources(request).await.unwrap();
+    drop(probe);
+    node.daemon.kill().unwrap();
+    node.daemon.start_again().await.unwrap();
+    let json = longshore(&node, &["nri", "explain", "p/c", "--json"]).await;
+    let story: Value = serde_json::from_str(&json).unwrap();
+    let limit = |at: usize| story["updates"][at]["asked"]["pids"]["limit"].clone();
+    assert_eq!((limit(0), limit(1)), (9.into(), 11.into()), "{json}");
+    assert_eq!(story["updates"][1]["owners"][0]["plugin"], "10-probe", "{json}");
+    let text = longshore(&node, &["nri", "explain", "p/c"]).await;
+    assert!(text.contains("CHANGED AT"), "{text}");
     node.finish().await.unwrap();
 }

@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use nri_sdk::{
     Answer, Changes, Container, Context, Creation, Environment, Event, Handlers, Plugin,
-    PodSandbox, Resources, RunError, Runtime, Stub, Updates, World,
+    PodResources, PodSandbox, Resources, RunError, Runtime, Stub, Updates, World,
 };
 use parking_lot::Mutex;
 use testkit::Node;
@@ -31,6 +31,8 @@ pub(crate) struct Probe {
     worlds: Mutex<Vec<World>>,
     pub(crate) on_sync: Do<World, Updates>,
     pub(crate) on_pod: Do<PodSandbox, ()>,
+    pub(crate) on_pod_update: Do<PodResources, ()>,
+    pod_limits: Mutex<Vec<PodResources>>,
     pub(crate) on_create: Do<Container, Creation>,
     pub(crate) on_start: Do<Container, ()>,
     pub(crate) on_update: Do<(Container, Resources), Changes>,
@@ -48,6 +50,11 @@ impl Probe {
 
     pub(crate) fn told(&self) -> Vec<Told> {
         self.told.lock().clone()
+    }
+
+    /// What pods were to get.
+    pub(crate) fn pod_limits(&self) -> Vec<PodResources> {
+        self.pod_limits.lock().clone()
     }
 
     pub(crate) fn forget(&self) {
@@ -91,6 +98,17 @@ impl Probe {
         }
         drop(self.hold.lock().await);
         run(&self.on_pod, pod)
+    }
+
+    async fn update_pod(
+        self: Arc<Self>,
+        ctx: Context,
+        pod: PodSandbox,
+        asked: PodResources,
+    ) -> Answer {
+        self.note(&ctx, &pod, &Container::default());
+        self.pod_limits.lock().push(asked.clone());
+        run(&self.on_pod_update, asked)
     }
 
     async fn container(self: Arc<Self>, ctx: Context, pod: PodSandbox, c: Container) -> Answer {
@@ -143,6 +161,7 @@ impl Plugin for Probe {
             .run_pod_sandbox(Self::pod)
             .stop_pod_sandbox(Self::pod)
             .remove_pod_sandbox(Self::pod)
+            .update_pod_sandbox(Self::update_pod)
             .post_update_pod_sandbox(Self::pod)
             .create_container(Self::create)
             .post_create_container(Self::container)
@@ -182,6 +201,11 @@ pub(crate) fn socket(node: &Node) -> PathBuf {
 
 /// Connects a plugin and waits until it knows what exists.
 pub(crate) async fn connect(node: &Node, id: &str) -> Connected {
+    connect_with(node, id, |_| ()).await
+}
+
+/// One that is told what to do before it is told anything else.
+pub(crate) async fn connect_with(node: &Node, id: &str, prepare: impl FnOnce(&Probe)) -> Connected {
     let (index, name) = id.split_once('-').unwrap();
     let stub = Stub::builder(Probe::default())
         .environment(Environment::default())
@@ -191,6 +215,7 @@ pub(crate) async fn connect(node: &Node, id: &str) -> Connected {
         .build()
         .unwrap();
     let (probe, runtime) = (Arc::clone(stub.plugin()), stub.runtime());
+    prepare(&probe);
     let running = TaskTracker::new().spawn(stub.run());
     let connected = Connected { probe, runtime, running };
     until("Synchronize", || (!connected.worlds.lock().is_empty()).then_some(())).await;

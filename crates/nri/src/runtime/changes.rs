@@ -4,10 +4,10 @@
 //! changed; a failure that may not be ignored puts all of them back. Evictions come last,
 //! since they cannot be taken back. A container that is gone is skipped.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
-use nri_wire::api::{ContainerUpdate, LinuxResources};
+use nri_wire::api::{ContainerEviction, ContainerUpdate, LinuxResources};
 use tokio::time::timeout;
 use tracing::warn;
 
@@ -15,8 +15,10 @@ use super::{ContainerRecord, Shared, flight::with_resources};
 use crate::{
     ChangeError, Updates,
     domain::{Domain, DomainError},
+    journal::Updated,
     object::Resources,
     owners::Owners,
+    watch::{self, Notice, whole},
 };
 
 /// What was changed and how it was before, for taking it back.
@@ -43,7 +45,9 @@ impl Shared {
         let one_at_a_time = self.changes.lock().await;
         let mut made = Made::default();
         for update in updates {
-            match self.update(update, limit, &mut made).await {
+            let done = self.update(update, limit, &mut made).await;
+            self.tell_update(update, owners, &done);
+            match done {
                 Ok(()) => {}
                 Err(source) if update.ignore_failure => {
                     self.metrics.change_failed("update");
@@ -61,15 +65,15 @@ impl Shared {
         let mut evictions: Vec<_> = changes.evictions().iter().collect();
         evictions.sort_by(|a, b| a.container_id.cmp(&b.container_id));
         for eviction in evictions {
-            if let Err(source) =
-                self.evict(&eviction.container_id, &eviction.reason, patience).await
-            {
+            let done = self.evict(&eviction.container_id, &eviction.reason, patience).await;
+            self.tell_eviction(eviction, &done);
+            if let Err(source) = done {
                 let container = eviction.container_id.clone();
                 let not_restored = self.take_back(made, limit).await;
                 return Err(ChangeError { container, doing: "evict", source, not_restored });
             }
         }
-        self.remember(changes, owners);
+        self.remember(changes, owners).await;
         Ok(made)
     }
 
@@ -143,7 +147,9 @@ impl Shared {
         let one_at_a_time = self.changes.lock().await;
         let (mut failed, mut done) = (Vec::new(), Updates::default());
         for update in changes.updates() {
-            match self.update(update, limits.change_timeout, &mut Made::default()).await {
+            let result = self.update(update, limits.change_timeout, &mut Made::default()).await;
+            self.tell_update(update, owners, &result);
+            match result {
                 Ok(()) => done.push(update.clone()),
                 Err(error) => {
                     self.metrics.change_failed("update");
@@ -155,16 +161,46 @@ impl Shared {
             }
         }
         drop(one_at_a_time);
-        self.remember(&done, owners);
+        self.remember(&done, owners).await;
         let mut refused = None;
         for eviction in changes.evictions() {
             let (id, reason) = (&eviction.container_id, &eviction.reason);
-            if let Err(error) = self.evict(id, reason, limits.eviction_timeout).await {
+            let done = self.evict(id, reason, limits.eviction_timeout).await;
+            self.tell_eviction(eviction, &done);
+            if let Err(error) = done {
                 warn!(plugin = by, container = id, %error, "unsolicited eviction");
                 refused.get_or_insert(error);
             }
         }
         (failed, refused)
+    }
+
+    fn tell_update(
+        &self,
+        update: &ContainerUpdate,
+        owners: &Owners,
+        done: &Result<(), DomainError>,
+    ) {
+        self.feed.tell(|| {
+            let id = update.container_id.as_str();
+            let own = owners.iter().filter(|(container, ..)| *container == id);
+            let by: BTreeSet<_> = own.map(|(_, _, plugin)| plugin).collect();
+            Notice::Changed {
+                container: id.to_owned(),
+                by: by.into_iter().collect::<Vec<_>>().join(","),
+                asked: watch::asked(None, std::slice::from_ref(update), &[]),
+                error: done.as_ref().err().map(|error| whole(error)),
+            }
+        });
+    }
+
+    fn tell_eviction(&self, eviction: &ContainerEviction, done: &Result<(), DomainError>) {
+        self.feed.tell(|| Notice::Changed {
+            container: eviction.container_id.clone(),
+            by: String::new(),
+            asked: watch::asked(None, &[], std::slice::from_ref(eviction)),
+            error: done.as_ref().err().map(|error| whole(error)),
+        });
     }
 
     /// The domain of a container that exists and runs, or is to.
@@ -177,22 +213,30 @@ impl Shared {
     }
 
     /// Containers are known, and will be shown to plugins, as they are now.
-    fn remember(&self, changes: &Updates, owners: &Owners) {
-        let mut state = self.state.lock();
+    async fn remember(&self, changes: &Updates, owners: &Owners) {
         for update in changes.updates() {
             let id = update.container_id.as_str();
-            let Some(record) = state.containers.get(id).cloned() else { continue };
-            let asked = update.linux.as_ref().and_then(|linux| linux.resources.clone());
-            let asked = asked.unwrap_or_default();
-            let known = record.wire.linux.as_ref().and_then(|linux| linux.resources.clone());
-            let mut resources = known.unwrap_or_default();
-            crate::merge::overlay_unclaimed(&mut resources, &asked);
-            let wire = Arc::new(with_resources(&record.wire, resources));
-            let domain = record.domain.clone();
-            state.containers.refresh(id, Arc::new(ContainerRecord { domain, wire }));
-            let journal = state.journals.entry(id.to_owned()).or_default();
-            journal.update("plugins", id, asked, owners);
+            let Some(updated) = self.note(update, owners) else { continue };
+            if let Some(domain) = self.domain_of(id) {
+                domain.updated(id, &updated).await;
+            }
         }
+    }
+
+    fn note(&self, update: &ContainerUpdate, owners: &Owners) -> Option<Updated> {
+        let id = update.container_id.as_str();
+        let mut state = self.state.lock();
+        let record = state.containers.get(id).cloned()?;
+        let asked = update.linux.as_ref().and_then(|linux| linux.resources.clone());
+        let asked = asked.unwrap_or_default();
+        let known = record.wire.linux.as_ref().and_then(|linux| linux.resources.clone());
+        let mut resources = known.unwrap_or_default();
+        crate::merge::overlay_unclaimed(&mut resources, &asked);
+        let wire = Arc::new(with_resources(&record.wire, resources));
+        let domain = record.domain.clone();
+        state.containers.refresh(id, Arc::new(ContainerRecord { domain, wire }));
+        let journal = state.journals.entry(id.to_owned()).or_default();
+        Some(journal.update("plugins", id, asked, owners).clone())
     }
 }
 

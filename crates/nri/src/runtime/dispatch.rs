@@ -16,6 +16,7 @@ use crate::{
     error::NriError,
     model::{Action, Lane, Place, Verdict},
     peer::Peer,
+    watch::Notice,
 };
 
 /// How the end of a request reaches whoever waits for it, if anybody does.
@@ -173,7 +174,9 @@ impl Shared {
         peer.trunk.close();
         let lane = state.peers.iter().find(|(_, have)| Arc::ptr_eq(have, peer));
         let Some(lane) = lane.map(|(lane, _)| *lane) else { return };
-        state.active.remove(&lane);
+        if state.active.remove(&lane) {
+            self.feed.tell(|| Notice::Left { plugin: peer.id.to_string() });
+        }
         if let Some(waiting) = state.syncing.remove(&lane) {
             let _ = waiting.send(Err(JoinError::Closed));
         }

@@ -7,14 +7,16 @@
 
 mod work;
 
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
 use futures_util::{StreamExt, stream::FuturesUnordered};
-use nri_wire::api;
-use tokio::sync::mpsc;
+use nri_wire::api::{self, Event};
+use serde_json::{Value, json};
+use tokio::{sync::mpsc, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+use work::Heard;
 pub(super) use work::{Outcome, Subject, Work};
 
 use super::{Shared, dispatch::Answer};
@@ -22,7 +24,10 @@ use crate::{
     error::{NriError, Silence},
     model::{Lane, Place, Verdict},
     peer::{Consequence, Failure, Peer},
+    watch::{About, Notice, whole},
 };
+
+const VALIDATE: Event = Event::ValidateContainerAdjustment;
 
 /// A request, as the rest sees it.
 #[derive(Debug)]
@@ -89,9 +94,18 @@ impl Pilot {
 
     /// Whether to go on.
     async fn call(&mut self, lane: Lane, peer: &Arc<Peer>) -> bool {
+        self.work.heard = Heard { watched: self.shared.feed.is_watched(), ..Heard::default() };
+        let begun = Instant::now();
         let result = match self.work.ask(peer).await {
-            Ok(result) => result.map_err(NriError::from),
-            Err(failure) => self.failed(peer, failure),
+            Ok(result) => {
+                self.tell_answer(peer, begun);
+                result.map_err(NriError::from)
+            }
+            Err(failure) => {
+                let result = self.failed(peer, failure.clone());
+                self.tell_failure(peer, begun, &failure, result.is_err());
+                result
+            }
         };
         let verdict = match result {
             Ok(()) => Verdict::Continue,
@@ -107,6 +121,29 @@ impl Pilot {
         };
         self.shared.answered(self.place, lane, verdict);
         true
+    }
+
+    fn tell_answer(&mut self, peer: &Peer, begun: Instant) {
+        let asked = mem::take(&mut self.work.heard.asked);
+        self.shared.feed.tell(|| Notice::Answered {
+            plugin: peer.id.to_string(),
+            about: self.work.about(),
+            micros: micros(begun),
+            asked,
+        });
+    }
+
+    fn tell_failure(&self, peer: &Peer, begun: Instant, failure: &Failure, fatal: bool) {
+        self.shared.feed.tell(|| Notice::Failed {
+            plugin: peer.id.to_string(),
+            about: self.work.about(),
+            micros: micros(begun),
+            why: match failure {
+                Failure::Refused(status) => status.message.clone(),
+                Failure::Silent(silence) => whole(silence),
+            },
+            fatal,
+        });
     }
 
     /// What a plugin's failure means: to itself, and to this request.
@@ -135,9 +172,19 @@ impl Pilot {
     ) -> impl Future<Output = (Lane, Result<(), NriError>)> + use<> {
         let request = self.work.validation(&self.shared);
         let (shared, trace) = (Arc::clone(&self.shared), self.work.trace.clone());
+        let about = About { event: VALIDATE.method().to_owned(), ..self.work.about() };
         async move {
-            let plugin = peer.id.clone();
-            let verdict = match peer.validate(&request, &trace).await {
+            let (plugin, begun) = (peer.id.clone(), Instant::now());
+            let answer = peer.validate(&request, &trace).await;
+            if let Ok(reason) = &answer {
+                shared.feed.tell(|| Notice::Answered {
+                    plugin: plugin.to_string(),
+                    about,
+                    micros: micros(begun),
+                    asked: reason.as_ref().map_or(Value::Null, |why| json!({ "reject": why })),
+                });
+            }
+            let verdict = match answer {
                 Ok(None) => Ok(()),
                 Ok(Some(reason)) => {
                     Err(NriError::Rejected { validator: plugin.to_string(), reason })
@@ -222,8 +269,16 @@ impl Pilot {
     /// Whether it still mattered to anybody.
     fn end(&mut self, outcome: Result<Outcome, NriError>) -> bool {
         let effect = self.work.effect();
+        self.shared.feed.tell(|| Notice::Decided {
+            about: self.work.about(),
+            error: outcome.as_ref().err().map(|error| whole(error)),
+        });
         self.shared.conclude(self.place, self.answer.take(), outcome, effect)
     }
+}
+
+fn micros(begun: Instant) -> u64 {
+    u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
 
 /// A container as it is known after an update.

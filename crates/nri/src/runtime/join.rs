@@ -95,9 +95,9 @@ where
     };
     let (client, trunk) = Trunk::runtime(io, desk);
     let limit = shared.settings.load().registration_timeout;
-    let id = tokio::select! {
+    let (id, version) = tokio::select! {
         id = timeout(limit, registration) => match id {
-            Ok(Ok(Ok(id))) => id,
+            Ok(Ok(Ok(known))) => known,
             Ok(Ok(Err(status))) => {
                 let _ = timeout(LAST_WORDS, trunk.shutdown()).await;
                 return Err(JoinError::Refused(status));
@@ -116,6 +116,7 @@ where
         id,
         origin: arrival.origin,
         scope: arrival.scope,
+        version,
         events: mask,
         by_default: answer.events == 0,
         wishes: answer.failure_policy.unwrap_or_default(),
@@ -194,11 +195,14 @@ impl State {
     }
 }
 
+/// Who it is, and its version of NRI.
+type Registered = Result<(PluginId, String), Status>;
+
 /// What one plugin can call.
 struct Desk {
     shared: Weak<Shared>,
     arrival: Arrival,
-    registered: Mutex<Option<oneshot::Sender<Result<PluginId, Status>>>>,
+    registered: Mutex<Option<oneshot::Sender<Registered>>>,
     peer: Arc<OnceLock<Weak<Peer>>>,
 }
 
@@ -286,7 +290,7 @@ impl Runtime for Desk {
             .ok_or_else(|| Status::already_exists("this connection has registered its plugin"))?;
         let id = self.identify(&request);
         let answer = id.as_ref().map(|_| Empty {}).map_err(Status::clone);
-        let _ = registered.send(id);
+        let _ = registered.send(id.map(|id| (id, request.nri_version)));
         answer
     }
 

@@ -26,8 +26,8 @@ use nri_wire::{IdentityError, PluginId, defaults};
 use tokio::{
     net::UnixStream,
     process::{Child, Command},
-    sync::oneshot,
-    time::{Instant, sleep},
+    sync::{mpsc, oneshot},
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{error, info, warn};
@@ -39,12 +39,15 @@ use super::{
 use crate::{
     peer::{Origin, Scope},
     settings::{Backoff, Settings},
+    watch::{Notice, whole},
 };
 
 /// The descriptor a plugin finds its socket at.
 const SOCKET_FD: i32 = 3;
 /// How every WebAssembly module of version 1 begins.
 const WASM: [u8; 8] = *b"\0asm\x01\0\0\0";
+/// For a process whose connection is closed to end by itself.
+const LAST_BREATH: Duration = Duration::from_millis(200);
 /// A plugin that lived this long starts again without delay.
 const SETTLED: Duration = Duration::from_secs(60);
 
@@ -100,7 +103,22 @@ pub(super) struct Found {
 /// A program that is kept running; dropping it ends the program.
 pub(super) struct Launched {
     found: Found,
+    again: mpsc::Sender<Tried>,
     _running: DropGuard,
+}
+
+/// Dropped when an attempt has come to something: the plugin has joined, or not.
+pub(super) type Tried = oneshot::Sender<()>;
+
+impl Launched {
+    pub(super) fn id(&self) -> &PluginId {
+        &self.found.id
+    }
+
+    /// Where to ask for an end and a new start.
+    pub(super) fn again(&self) -> mpsc::Sender<Tried> {
+        self.again.clone()
+    }
 }
 
 /// Starts and ends programs so that those of the settings run, and waits until each new one
@@ -210,34 +228,74 @@ fn configuration(id: &PluginId, dirs: &[PathBuf]) -> Result<String, LaunchError>
 
 fn keep_running(shared: &Arc<Shared>, found: Found) -> (Launched, oneshot::Receiver<()>) {
     let (tried, first) = oneshot::channel();
+    let (again, restarts) = mpsc::channel(1);
     let stop = shared.stop.child_token();
-    let supervision = supervise(Arc::clone(shared), found.clone(), stop.clone(), tried);
-    shared.tasks.spawn(supervision);
-    (Launched { found, _running: stop.drop_guard() }, first)
+    let shared = Arc::clone(shared);
+    let supervisor = Supervisor { found: found.clone(), stop: stop.clone(), restarts };
+    shared.tasks.clone().spawn(async move { supervisor.supervise(&shared, tried).await });
+    (Launched { found, again, _running: stop.drop_guard() }, first)
 }
 
-async fn supervise(
-    shared: Arc<Shared>,
+struct Supervisor {
     found: Found,
     stop: CancellationToken,
-    tried: oneshot::Sender<()>,
-) {
-    let mut tried = Some(tried);
-    let mut attempt = 0;
-    loop {
-        let begun = Instant::now();
-        run_once(&shared, &found, &stop, &mut tried).await;
-        drop(tried.take());
-        let policy = shared.settings.load().policy(&found.id);
-        let Some(backoff) = policy.restart else { return };
-        attempt = if begun.elapsed() >= SETTLED { 0 } else { attempt + 1 };
-        let pause = backoff.pause(attempt);
+    restarts: mpsc::Receiver<Tried>,
+}
+
+impl Supervisor {
+    async fn supervise(mut self, shared: &Arc<Shared>, tried: Tried) {
+        let mut tried = Some(tried);
+        let mut attempt = 0;
+        loop {
+            let begun = Instant::now();
+            let mut wanted = self.live(shared, tried.take()).await;
+            if wanted.is_none() {
+                attempt = if begun.elapsed() >= SETTLED { 0 } else { attempt + 1 };
+                let policy = shared.settings.load().policy(&self.found.id);
+                let pause = policy.restart.map(|backoff| backoff.pause(attempt));
+                wanted = match self.pause(pause).await {
+                    Some(wanted) => wanted,
+                    None => return,
+                };
+            }
+            if self.stop.is_cancelled() {
+                return;
+            }
+            attempt = if wanted.is_some() { 0 } else { attempt };
+            tried = wanted;
+            info!(plugin = %self.found.id, attempt, "starting plugin again");
+        }
+    }
+
+    /// One life; whether somebody wants another.
+    async fn live(&mut self, shared: &Arc<Shared>, tried: Option<Tried>) -> Option<Tried> {
+        let life = self.stop.child_token();
+        let mut tried = tried;
+        let mut running = std::pin::pin!(run_once(shared, &self.found, &life, &mut tried));
+        tokio::select! {
+            () = &mut running => None,
+            Some(wanted) = self.restarts.recv() => {
+                life.cancel();
+                running.await;
+                Some(wanted)
+            }
+        }
+    }
+
+    /// Between two lives; for ever, where it is to stay dead. `None` if there is no other.
+    async fn pause(&mut self, pause: Option<Duration>) -> Option<Option<Tried>> {
+        let over = async {
+            match pause {
+                Some(pause) => sleep(pause).await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             biased;
-            () = stop.cancelled() => return,
-            () = sleep(pause) => {}
+            () = self.stop.cancelled() => None,
+            Some(wanted) = self.restarts.recv() => Some(Some(wanted)),
+            () = over => Some(None),
         }
-        info!(plugin = %found.id, attempt, "starting plugin again");
     }
 }
 
@@ -259,13 +317,15 @@ async fn run_once(
     shared: &Arc<Shared>,
     found: &Found,
     stop: &CancellationToken,
-    tried: &mut Option<oneshot::Sender<()>>,
+    tried: &mut Option<Tried>,
 ) {
     let plugin = &found.id;
-    let (mut child, socket) = match start(found) {
+    let show_stderr = shared.settings.load().show_stderr;
+    let (child, socket) = match start(found, show_stderr) {
         Ok(started) => started,
         Err(error) => {
-            return error!(error = &error as &dyn std::error::Error, "plugin does not start");
+            error!(error = &error as &dyn std::error::Error, "plugin does not start");
+            return shared.not_joined(plugin, whole(&error));
         }
     };
     shared.metrics.started(plugin);
@@ -288,8 +348,23 @@ async fn run_once(
             }
         }
         Err(error) => {
-            warn!(%plugin, error = &error as &dyn std::error::Error, "plugin did not join")
+            warn!(%plugin, error = &error as &dyn std::error::Error, "plugin did not join");
+            shared.not_joined(plugin, whole(&error));
         }
+    }
+    end(shared, plugin, child, stop).await;
+}
+
+/// The process of a plugin that we have no use for. What ended by itself says how.
+async fn end(shared: &Shared, plugin: &PluginId, mut child: Child, stop: &CancellationToken) {
+    let itself = match stop.is_cancelled() {
+        true => None,
+        false => timeout(LAST_BREATH, child.wait()).await.ok().and_then(Result::ok),
+    };
+    if let Some(status) = itself {
+        warn!(%plugin, %status, "the plugin's process has ended");
+        let status = status.to_string();
+        return shared.feed.tell(|| Notice::Ended { plugin: plugin.to_string(), status });
     }
     // Also what has ended has to be waited for.
     if let Err(error) = child.kill().await {
@@ -297,7 +372,13 @@ async fn run_once(
     }
 }
 
-fn start(found: &Found) -> Result<(Child, UnixStream), LaunchError> {
+impl Shared {
+    fn not_joined(&self, plugin: &PluginId, why: String) {
+        self.feed.tell(|| Notice::NotJoined { plugin: plugin.to_string(), why });
+    }
+}
+
+fn start(found: &Found, show_stderr: bool) -> Result<(Child, UnixStream), LaunchError> {
     let fail = |source| LaunchError::Start { path: found.path.clone(), source };
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(fail)?;
     ours.set_nonblocking(true).map_err(fail)?;
@@ -310,7 +391,7 @@ fn start(found: &Found) -> Result<(Child, UnixStream), LaunchError> {
         .env(defaults::SOCKET_ENV, SOCKET_FD.to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::null());
+        .stderr(if show_stderr { Stdio::inherit() } else { Stdio::null() });
     let mapping = FdMapping { parent_fd: theirs.into(), child_fd: SOCKET_FD };
     command
         .fd_mappings(vec![mapping])

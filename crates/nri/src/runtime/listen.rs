@@ -5,7 +5,7 @@
 
 use std::{
     fs, io,
-    os::unix::fs::{DirBuilderExt, FileTypeExt},
+    os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -29,6 +29,7 @@ use super::{
 use crate::{
     peer::{Origin, Scope},
     settings::Settings,
+    watch::{Notice, whole},
 };
 
 /// Connections of one socket that have not registered yet. One more is closed at once.
@@ -37,6 +38,8 @@ const MAX_SILENT: usize = 256;
 /// An open socket; dropping it closes it. Plugins that came by it stay.
 pub(super) struct Listener {
     path: PathBuf,
+    /// Of the file, which somebody may have replaced.
+    inode: u64,
     scope: Scope,
     _accepting: DropGuard,
 }
@@ -50,19 +53,23 @@ pub(super) fn follow(shared: &Arc<Shared>, settings: &Settings) -> Result<(), St
     for (path, scope) in &wanted {
         let open = services.listeners.get(path).is_some_and(|have| have.scope == *scope);
         if !open {
-            let listener =
-                bind(path).map_err(|source| StartError::Listen { path: path.clone(), source })?;
-            opened.push((path.clone(), scope.clone(), listener));
+            // Ours already, for other plugins: it may be replaced.
+            let ours = services.listeners.contains_key(path);
+            let bound = if ours { rebind(path) } else { bind(path) };
+            let bound =
+                bound.map_err(|source| StartError::Listen { path: path.clone(), source })?;
+            opened.push((path.clone(), scope.clone(), bound));
         }
     }
     services
         .listeners
         .retain(|path, have| wanted.iter().any(|(p, s)| p == path && *s == have.scope));
-    for (path, scope, listener) in opened {
+    for (path, scope, (listener, inode)) in opened {
         let stop = shared.stop.child_token();
         let accepting = accept_all(Arc::clone(shared), listener, scope.clone(), stop.clone());
         shared.tasks.spawn(accepting);
-        let listener = Listener { path: path.clone(), scope, _accepting: stop.drop_guard() };
+        let accepting = stop.drop_guard();
+        let listener = Listener { path: path.clone(), inode, scope, _accepting: accepting };
         services.listeners.insert(path, listener);
     }
     Ok(())
@@ -80,18 +87,40 @@ fn wanted(settings: &Settings) -> Vec<(PathBuf, Scope)> {
     open.chain(own).collect()
 }
 
-fn bind(path: &Path) -> io::Result<UnixListener> {
+/// Replaces a socket that nobody listens on, and no other file.
+fn bind(path: &Path) -> io::Result<(UnixListener, u64)> {
     if let Some(dir) = path.parent() {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     }
     match fs::symlink_metadata(path) {
-        // Left over by a runtime that was killed.
-        Ok(found) if found.file_type().is_socket() => fs::remove_file(path)?,
+        Ok(found) if found.file_type().is_socket() => clear(path)?,
         Ok(_) => return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it is no socket")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
-    UnixListener::bind(path)
+    open(path)
+}
+
+/// Takes away what a runtime that was killed has left. Any other answer than a refusal, a full
+/// queue for one, means that somebody is there.
+fn clear(path: &Path) -> io::Result<()> {
+    match std::os::unix::net::UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
+        _ => {
+            let why = "another runtime serves it: stop that one, or choose another socket";
+            Err(io::Error::new(io::ErrorKind::AddrInUse, why))
+        }
+    }
+}
+
+fn rebind(path: &Path) -> io::Result<(UnixListener, u64)> {
+    fs::remove_file(path)?;
+    open(path)
+}
+
+fn open(path: &Path) -> io::Result<(UnixListener, u64)> {
+    let listener = UnixListener::bind(path)?;
+    Ok((listener, fs::symlink_metadata(path)?.ino()))
 }
 
 async fn accept_all(
@@ -121,24 +150,25 @@ async fn accept_all(
         };
         let (shared, scope) = (Arc::clone(&shared), scope.clone());
         shared.tasks.clone().spawn(async move {
-            let joined = take_in(&shared, stream, scope).await;
+            let origin = origin(&stream);
+            let joined = take_in(&shared, stream, origin.clone(), scope).await;
             drop(permit);
             match joined {
                 Ok(peer) => join::stay(&shared, peer).await,
                 Err(error) => {
-                    warn!(error = &error as &dyn std::error::Error, "plugin did not join")
+                    warn!(?origin, error = &error as &dyn std::error::Error, "plugin did not join");
+                    shared.feed.tell(|| Notice::NotJoined {
+                        plugin: format!("{origin}"),
+                        why: whole(&error),
+                    });
                 }
             }
         });
     }
 }
 
-async fn take_in(
-    shared: &Arc<Shared>,
-    stream: UnixStream,
-    scope: Scope,
-) -> Result<Arc<crate::peer::Peer>, join::JoinError> {
-    let origin = match stream.peer_cred() {
+fn origin(stream: &UnixStream) -> Origin {
+    match stream.peer_cred() {
         Ok(cred) => {
             let pid = cred.pid().and_then(|pid| u32::try_from(pid).ok());
             Origin::External { pid, uid: cred.uid() }
@@ -147,7 +177,15 @@ async fn take_in(
             debug!(%error, "ask who connected");
             Origin::External { pid: None, uid: u32::MAX }
         }
-    };
+    }
+}
+
+async fn take_in(
+    shared: &Arc<Shared>,
+    stream: UnixStream,
+    origin: Origin,
+    scope: Scope,
+) -> Result<Arc<crate::peer::Peer>, join::JoinError> {
     let arrival = Arrival { id: None, config: String::new(), origin, scope };
     tokio::select! {
         joined = join::join(shared, stream, arrival) => joined,
@@ -167,6 +205,8 @@ pub(super) fn executable(pid: u32) -> Option<PathBuf> {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        if fs::symlink_metadata(&self.path).is_ok_and(|now| now.ino() == self.inode) {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }

@@ -11,6 +11,7 @@ use crate::{
     Claimant, SyncPlan, TooLarge, Updating,
     model::{Lane, Place},
     peer::Peer,
+    watch::Notice,
 };
 
 /// Why a plugin could not be synchronised.
@@ -75,6 +76,9 @@ async fn settle(
         shared.count_members(&state);
     }
     info!(plugin = %peer.id, events = %peer.events, "plugin has joined");
+    shared
+        .feed
+        .tell(|| Notice::Joined { plugin: peer.id.to_string(), events: peer.events.to_string() });
     apply_updates(shared, peer, answer).await;
 }
 

@@ -174,6 +174,70 @@ async fn a_domain_may_have_a_socket_of_its_own() {
     world.nri.shutdown().await;
 }
 
+#[tokio::test]
+async fn a_socket_that_another_runtime_serves_is_left_to_it() {
+    let dirs = Dirs::new();
+    let world = World::with(dirs.settings()).await;
+    let second = nri::Nri::new(dirs.settings(), nri::RuntimeInfo::new("t", "1")).unwrap();
+    let error = second.start().await.unwrap_err();
+    assert!(matches!(&error, nri::StartError::Listen { .. }), "{error}");
+    let why = std::error::Error::source(&error).unwrap().to_string();
+    assert!(why.contains("another runtime serves it"), "{why}");
+    second.shutdown().await;
+    connect(&world, &dirs.path("run/nri.sock"), "10-a").await.unwrap();
+    world.nri.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_socket_that_becomes_a_domains_stays_open() {
+    let dirs = Dirs::new();
+    let world = World::with(dirs.settings()).await;
+    let socket = dirs.path("run/nri.sock");
+    let own = DomainSettings { socket: Some(socket.clone()), ..Default::default() };
+    let mut settings = Settings { socket: None, ..dirs.settings() };
+    settings.domains.insert("docker".to_owned(), own);
+    world.nri.reload(settings).await.unwrap();
+    let _own = connect(&world, &socket, "10-own").await.unwrap();
+    world.wait_for_plugins(&["10-own"]).await;
+    world.run("k").await.unwrap();
+    assert_eq!(world.told.count("10-own RunPodSandbox k"), 0, "not of its domain");
+    world.nri.shutdown().await;
+    assert!(!socket.exists());
+}
+
+#[tokio::test]
+async fn a_plugin_is_restarted_on_demand() {
+    let dirs = Dirs::new();
+    dirs.program("10-crash", "exit 3");
+    let mut settings = dirs.settings();
+    let dead = PluginPolicy { restart: None, ..Default::default() };
+    settings.plugins.insert("crash".to_owned(), dead);
+    let world = World::with(settings).await;
+    let mut watch = world.nri.watch();
+    let error = world.nri.restart("crash").await.unwrap_err();
+    assert_eq!(error, nri::RestartError::NotJoined("10-crash".parse().unwrap()));
+    assert_eq!(dirs.starts("10-crash").len(), 2);
+    let ended = async {
+        loop {
+            if let nri::Notice::Ended { plugin, status } = &*watch.next().await.unwrap() {
+                return (plugin.clone(), status.clone());
+            }
+        }
+    };
+    let ended = tokio::time::timeout(SOON, ended).await.unwrap();
+    assert_eq!(ended, ("10-crash".to_owned(), "exit status: 3".to_owned()));
+
+    let live = connect(&world, &dirs.path("run/nri.sock"), "20-live").await.unwrap();
+    world.wait_for_plugins(&["20-live"]).await;
+    let done = world.nri.restart("20-live").await.unwrap();
+    assert_eq!(done, nri::Restarted::Disconnected("20-live".parse().unwrap()));
+    live.trunk.closed().await.unwrap();
+    assert_eq!(world.told.count("20-live Shutdown"), 1);
+    let unknown = world.nri.restart("nobody").await.unwrap_err();
+    assert_eq!(unknown, nri::RestartError::Unknown("nobody".to_owned()));
+    world.nri.shutdown().await;
+}
+
 // === programs ===
 
 #[tokio::test]

@@ -10,7 +10,9 @@ use crate::{
     builder::Inputs,
     devices::{self, Devices},
     error::{OciError, Result},
+    facts::{DeviceFacts, HandlerFacts},
     mounts::{self, Mounts},
+    request::IdMappings,
     user::ResolvedUser,
 };
 
@@ -24,16 +26,43 @@ pub(crate) struct Target<'a> {
     pub(crate) linux: &'a mut Linux,
 }
 
+/// What edits depend on beside themselves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Around<'a> {
+    /// Nodes of the host, by the paths that edits name.
+    pub(crate) devices: &'a DeviceFacts,
+    pub(crate) mapping: Option<&'a IdMappings>,
+    pub(crate) handler: &'a HandlerFacts,
+}
+
 pub(crate) fn apply(
     inputs: &Inputs<'_>,
     user: &mut ResolvedUser,
     target: &mut Target<'_>,
 ) -> Result<()> {
-    const FIELD: &str = "cdi_devices";
-    for edits in inputs.cdi.edits(&super::names(inputs.request)?)? {
+    let around = Around {
+        devices: &inputs.container.devices,
+        mapping: inputs.pod.mapping.as_ref(),
+        handler: inputs.handler,
+    };
+    edit(around, &inputs.cdi.edits(&super::names(inputs.request)?)?, user, target)
+}
+
+pub(crate) fn edit(
+    around: Around<'_>,
+    all: &[&Edits],
+    user: &mut ResolvedUser,
+    target: &mut Target<'_>,
+) -> Result<()> {
+    let unable = || {
+        let handler = around.handler.name.clone();
+        Err(OciError::Unable { field: "cdi_devices".to_owned(), handler })
+    };
+    let abilities = around.handler.abilities;
+    for edits in all {
         environment(target.process, &edits.env);
         for node in &edits.device_nodes {
-            let device = device(inputs, node, user)?;
+            let device = device(around, node, user)?;
             let access = match node.permissions.as_deref() {
                 None | Some("") => "rwm",
                 Some("none") => "",
@@ -42,19 +71,19 @@ pub(crate) fn apply(
             target.devices.add(device, access);
         }
         for mount in &edits.mounts {
-            target.mounts.replace(to_mount(inputs, mount)?);
+            target.mounts.replace(to_mount(around, mount)?);
         }
         for hook in &edits.hooks {
             add_hook(target.spec.hooks_mut().get_or_insert_default(), hook);
         }
         if let Some(rdt) = &edits.intel_rdt {
-            if !inputs.handler.abilities.intel_rdt {
-                return Err(inputs.unable(FIELD));
+            if !abilities.intel_rdt {
+                return unable();
             }
             target.linux.set_intel_rdt(Some(to_rdt(rdt)));
         }
-        if !edits.net_devices.is_empty() && !inputs.handler.abilities.net_devices {
-            return Err(inputs.unable(FIELD));
+        if !edits.net_devices.is_empty() && !abilities.net_devices {
+            return unable();
         }
         for device in &edits.net_devices {
             let mut spec = LinuxNetDevice::default();
@@ -86,9 +115,9 @@ fn environment(process: &mut Process, added: &[String]) {
 }
 
 /// What the file does not say is as the node on the host is.
-fn device(inputs: &Inputs<'_>, node: &Node, user: &ResolvedUser) -> Result<LinuxDevice> {
+fn device(around: Around<'_>, node: &Node, user: &ResolvedUser) -> Result<LinuxDevice> {
     let path = node.host_path();
-    let found = inputs.container.devices.by_path.get(path).and_then(|nodes| match &nodes[..] {
+    let found = around.devices.by_path.get(path).and_then(|nodes| match &nodes[..] {
         [one] => Some(one),
         _ => None,
     });
@@ -137,7 +166,7 @@ fn typ(kind: &str) -> LinuxDeviceType {
     }
 }
 
-fn to_mount(inputs: &Inputs<'_>, asked: &Mount) -> Result<oci_spec::runtime::Mount> {
+fn to_mount(around: Around<'_>, asked: &Mount) -> Result<oci_spec::runtime::Mount> {
     let kind = asked.kind.as_deref().filter(|kind| !kind.is_empty());
     let is_bind = |option: &String| ["bind", "rbind"].contains(&option.as_str());
     let bind = kind.is_none_or(|kind| kind == "bind");
@@ -147,8 +176,8 @@ fn to_mount(inputs: &Inputs<'_>, asked: &Mount) -> Result<oci_spec::runtime::Mou
     }
     let to = mounts::clean(&asked.container_path);
     let mut mount = mounts::mount(to, kind.unwrap_or("bind"), &asked.host_path, &options);
-    if let Some(mapping) = inputs.pod.mapping.as_ref().filter(|_| bind)
-        && inputs.handler.abilities.idmapped_mounts
+    if let Some(mapping) = around.mapping.filter(|_| bind)
+        && around.handler.abilities.idmapped_mounts
     {
         mounts::set_mapping(&mut mount, mapping)?;
     }

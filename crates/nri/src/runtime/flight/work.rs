@@ -1,9 +1,10 @@
 //! What a request asks of plugins and what it collects from them.
 
-use std::{mem, sync::Arc};
+use std::{collections::VecDeque, mem, sync::Arc};
 
 use nri_wire::api::*;
 use oci_spec::runtime as oci;
+use serde_json::Value;
 use tokio::time::Instant;
 use ttrpc::Metadata;
 
@@ -17,6 +18,7 @@ use crate::{
     peer::{Failure, Peer},
     runtime::{ContainerRecord, Created, PodRecord, Shared, dispatch::Effect},
     settings::OnFailure,
+    watch::{self, About},
 };
 
 /// Whom a request is about.
@@ -41,11 +43,32 @@ pub(in crate::runtime) struct Work {
     change: StateChangeEvent,
     kind: Kind,
     pub(in crate::runtime) trace: Metadata,
+    pub(super) heard: Heard,
     /// Of requests that ask every plugin whatever the others say.
     pub(super) errors: Vec<NriError>,
     /// Plugins that answered.
     consulted: Vec<PluginInstance>,
     validation: Option<Arc<ValidateContainerAdjustmentRequest>>,
+}
+
+/// The last answer, in words, for those who watch.
+#[derive(Default)]
+pub(super) struct Heard {
+    pub(super) watched: bool,
+    pub(super) asked: Value,
+}
+
+impl Heard {
+    fn note(
+        &mut self,
+        adjust: Option<&ContainerAdjustment>,
+        updates: &[ContainerUpdate],
+        evictions: &[ContainerEviction],
+    ) {
+        if self.watched {
+            self.asked = watch::asked(adjust, updates, evictions);
+        }
+    }
 }
 
 enum Kind {
@@ -78,6 +101,7 @@ impl Work {
             change: StateChangeEvent { event: event.into(), pod, container },
             kind,
             trace: Metadata::new(),
+            heard: Heard::default(),
             errors: Vec::new(),
             consulted: Vec::new(),
             validation: None,
@@ -130,6 +154,17 @@ impl Work {
         self.change.event()
     }
 
+    pub(super) fn about(&self) -> About {
+        let container = self.subject.container.as_deref();
+        About {
+            event: self.event().method().to_owned(),
+            pod: self.subject.pod.id.clone(),
+            pod_name: self.subject.pod.name.clone(),
+            container: container.map(|c| c.id.clone()).unwrap_or_default(),
+            container_name: container.map(|c| c.name.clone()).unwrap_or_default(),
+        }
+    }
+
     /// Every plugin hears of what has happened, or is to happen in any case.
     pub(super) fn asks_all(&self) -> bool {
         !matches!(
@@ -169,7 +204,9 @@ impl Work {
                 Ok(())
             }
             Kind::Create(creating) => {
-                creating.ask(peer, by, forgiving, &mut self.change, &self.trace).await?
+                let asking =
+                    Asking { change: &mut self.change, trace: &self.trace, heard: &mut self.heard };
+                creating.ask(peer, by, forgiving, asking).await?
             }
             Kind::Update(updating, _) => {
                 let resources = updating.resources().clone();
@@ -179,6 +216,7 @@ impl Work {
                 let answer = peer.update(&request, &self.trace).await;
                 (self.change.pod, self.change.container) = (request.pod, request.container);
                 let UpdateContainerResponse { update, evict } = answer?;
+                self.heard.note(None, &update, &evict);
                 updating.merge(by, update, evict)
             }
             Kind::Stop(updating) => {
@@ -186,7 +224,9 @@ impl Work {
                 let request = StopContainerRequest { pod, container };
                 let answer = peer.stop(&request, &self.trace).await;
                 (self.change.pod, self.change.container) = (request.pod, request.container);
-                updating.merge(by, answer?.update, Vec::new())
+                let update = answer?.update;
+                self.heard.note(None, &update, &[]);
+                updating.merge(by, update, Vec::new())
             }
         };
         let (name, index) = (peer.id.name().to_owned(), peer.id.index().to_owned());
@@ -326,6 +366,13 @@ impl Work {
     }
 }
 
+/// What a creation borrows of its work while it asks.
+struct Asking<'a> {
+    change: &'a mut StateChangeEvent,
+    trace: &'a Metadata,
+    heard: &'a mut Heard,
+}
+
 fn nothing() -> Effect<'static> {
     Box::new(|_, _| {})
 }
@@ -336,8 +383,7 @@ impl Creating {
         peer: &Peer,
         by: Claimant<'_>,
         forgiving: bool,
-        change: &mut StateChangeEvent,
-        trace: &Metadata,
+        Asking { change, trace, heard }: Asking<'_>,
     ) -> Result<Result<(), MergeError>, Failure> {
         let container = Some(self.creation.lend());
         let request = CreateContainerRequest { pod: change.pod.take(), container };
@@ -346,6 +392,7 @@ impl Creating {
         change.pod = request.pod;
         self.creation.put_back(request.container.unwrap_or_default());
         let answer = answer?;
+        heard.note(answer.adjust.as_ref(), &answer.update, &answer.evict);
         let (plugin, took, adjust) = (peer.id.clone(), begun.elapsed(), answer.adjust.clone());
         self.answers.push(Adjusted { plugin, took, adjust });
         // An answer that may not be given counts as none where the plugin's failures do.
@@ -382,14 +429,15 @@ impl Creating {
     fn effect(&mut self, domain: String) -> Effect<'static> {
         let mut container = self.creation.container().clone();
         container.set_state(ContainerState::ContainerCreated);
-        let owners = self.creation.merged().owners.clone();
+        let Merged { owners, adjust, .. } = self.creation.merged().clone();
         let (adjustments, original) = (mem::take(&mut self.answers), Arc::clone(&self.spec));
         Box::new(move |state, place| {
             let id = container.id.clone();
             let record = ContainerRecord { domain, wire: Arc::new(container) };
             state.containers.created(&id, Arc::new(record), place);
             let original = Some(original);
-            let journal = Journal { original, adjustments, owners, ..Journal::default() };
+            let updates = VecDeque::new();
+            let journal = Journal { original, adjustments, merged: adjust, owners, updates };
             state.journals.insert(id, journal);
         })
     }
