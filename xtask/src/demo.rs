@@ -40,6 +40,12 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         .status()
         .context("run cargo build")?;
     ensure!(status.success(), "cargo build: {status}");
+    let status = Command::new("cargo")
+        .current_dir(root)
+        .args(["build", "--locked", "--package", "nri-sdk", "--example", walk::PLUGIN])
+        .status()
+        .context("run cargo build of a plugin")?;
+    ensure!(status.success(), "cargo build of a plugin: {status}");
     let own = std::env::current_exe().context("find the path of xtask")?;
     let up = "ip link set lo up && exec \"$0\" demo-inside";
     let mut inside = Command::new("unshare");
@@ -209,15 +215,19 @@ impl Daemon {
         Ok(())
     }
 
+    /// By the shell's own kill: a minimal Debian has no program of that name.
+    fn signal(&self, name: &str) -> Result<()> {
+        let (pid, kill) = (self.child.id().to_string(), format!("kill -{name} \"$0\""));
+        let sent = Command::new("sh").args(["-c", &kill, &pid]).status().context("run kill")?;
+        ensure!(sent.success(), "could not signal the daemon");
+        Ok(())
+    }
+
     fn stop(&mut self) -> Result<ExitStatus> {
         if let Some(status) = self.child.try_wait().context("look after the daemon")? {
             bail!("the daemon ended with {status} before it was told to");
         }
-        // The shell's own kill: a minimal Debian has no program of that name.
-        let pid = self.child.id().to_string();
-        let sent = Command::new("sh").args(["-c", "kill -TERM \"$0\"", &pid]).status();
-        let sent = sent.context("run kill")?;
-        ensure!(sent.success(), "could not signal the daemon");
+        self.signal("TERM")?;
         for _ in 0..ticks(PATIENCE) {
             if let Some(status) = self.child.try_wait().context("wait for the daemon")? {
                 return Ok(status);

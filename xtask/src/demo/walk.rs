@@ -1,17 +1,23 @@
 //! What the demo shows: an image made offline, a container that serves a page, a daemon that
-//! is killed in the middle without anybody noticing, and two pods on a network.
+//! is killed in the middle without anybody noticing, two pods on a network, and plugins that
+//! agree and disagree about a container.
 
 use std::{
     fs,
     net::TcpListener,
     os::unix::fs::symlink,
     path::Path,
-    process::{Command, Output},
+    process::{Command, ExitStatus, Output},
+    thread,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
-use super::{Daemon, Demo, line, say};
+use super::{Daemon, Demo, PATIENCE, TICK, line, say, ticks};
+use crate::bin_dir;
+
+/// The sample of the SDK that is shown.
+pub(super) const PLUGIN: &str = "ulimit-adjuster";
 
 const IMAGE: &str = "demo/busybox:1";
 const POD: &str = "web";
@@ -43,9 +49,50 @@ pub(super) fn walk(demo: &Demo, daemon: &mut Daemon) -> Result<()> {
 
     demo.show(&["rm", "-f", POD])?;
     network(demo)?;
+    plugins(demo, daemon)?;
     demo.show(&["ps"])?;
     demo.show(&["image", "rm", IMAGE])?;
     Ok(())
+}
+
+/// A plugin has a hand in a container; a second one wants the same, and both are named.
+fn plugins(demo: &Demo, daemon: &Daemon) -> Result<()> {
+    let program = bin_dir()?.join("examples").join(PLUGIN);
+    let dir = demo.dir.join("lib/nri/plugins");
+    fs::create_dir_all(&dir).context("make a directory for plugins")?;
+    install(demo, daemon, &program, &dir.join("10-ulimits"))?;
+    let asked = "ulimits.noderesource.dev/pod=[{type: nofile, hard: 321, soft: 123}]";
+    let run = |name| {
+        let limit = ["--annotation", asked, IMAGE, "sleep", "1000"];
+        [&["run", "-d", "--name", name][..], &limit].concat()
+    };
+    demo.show(&run("limited"))?;
+    let limit = demo.show(&["exec", "limited", "sh", "-c", "ulimit -n"])?;
+    ensure!(limit.trim() == "123", "the plugin's limit is not in the container: {limit}");
+    let story = demo.show(&["nri", "explain", "limited/busybox"])?;
+    ensure!(story.contains("10-ulimits"), "who set it is not told");
+
+    install(demo, daemon, &program, &dir.join("20-rival"))?;
+    let refused = demo.refused(&run("contested"))?;
+    let both = refused.contains("10-ulimits") && refused.contains("20-rival");
+    ensure!(both, "not both plugins are named: {refused}");
+    fs::remove_dir_all(&dir).context("remove the plugins")?;
+    daemon.signal("HUP")?;
+    demo.show(&["rm", "-f", "limited"]).map(drop)
+}
+
+fn install(demo: &Demo, daemon: &Daemon, program: &Path, to: &Path) -> Result<()> {
+    fs::copy(program, to).context("install a plugin")?;
+    let name = to.file_name().unwrap_or_default().to_string_lossy();
+    say(&format!("a plugin is installed as {name}, SIGHUP"));
+    daemon.signal("HUP")?;
+    for _ in 0..ticks(PATIENCE) {
+        if demo.quietly(&["nri", "plugins"])?.1.contains(&*name) {
+            return demo.show(&["nri", "plugins"]).map(drop);
+        }
+        thread::sleep(TICK);
+    }
+    bail!("plugin {name} did not join within {PATIENCE:?}")
 }
 
 /// Two pods with addresses of their own: one serves, the other and the host ask.
@@ -78,14 +125,34 @@ fn address_of<'a>(list: &'a str, pod: &str) -> Option<&'a str> {
 impl Demo {
     /// Runs `longshore` as a person would, shows what it says and returns it.
     fn show(&self, args: &[&str]) -> Result<String> {
+        say(&line(&self.command(args)));
+        let (status, said, complaint) = self.quietly(args)?;
+        print!("{said}");
+        ensure!(status.success(), "{status}: {complaint}");
+        Ok(said)
+    }
+
+    /// The same for what must not succeed; returns the complaint.
+    fn refused(&self, args: &[&str]) -> Result<String> {
+        say(&line(&self.command(args)));
+        let (status, _, complaint) = self.quietly(args)?;
+        println!("{complaint}");
+        ensure!(!status.success(), "it was not refused");
+        Ok(complaint)
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
         let mut command = self.longshore();
         command.env("LONGSHORE_CRI_SOCKET", self.socket()).args(args);
-        say(&line(&command));
-        let Output { status, stdout, stderr } = command.output().context("run longshore")?;
-        let said = String::from_utf8_lossy(&stdout).into_owned();
-        print!("{said}");
-        ensure!(status.success(), "{status}: {}", String::from_utf8_lossy(&stderr).trim());
-        Ok(said)
+        command
+    }
+
+    /// How it ended, what it said and what it complained of.
+    fn quietly(&self, args: &[&str]) -> Result<(ExitStatus, String, String)> {
+        let output = self.command(args).output().context("run longshore")?;
+        let Output { status, stdout, stderr } = output;
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Ok((status, text(stdout), text(stderr).trim().to_owned()))
     }
 }
 

@@ -59,6 +59,9 @@ pub(super) struct Run {
     /// Set a variable; may be repeated.
     #[arg(short, long, value_name = "KEY=VALUE")]
     env: Vec<String>,
+    /// Annotate the pod, for plugins and handlers; may be repeated.
+    #[arg(long, value_name = "KEY=VALUE")]
+    annotation: Vec<String>,
     /// Run as this user.
     #[arg(short, long, value_name = "USER")]
     user: Option<String>,

@@ -31,6 +31,7 @@ pub(super) struct Plan {
     log_directory: PathBuf,
     run: Run,
     env: Vec<KeyValue>,
+    annotations: BTreeMap<String, String>,
     network: NamespaceMode,
     ports: Vec<PortMapping>,
 }
@@ -45,6 +46,8 @@ impl Plan {
         };
         let log_directory = root.join("logs").join(&name);
         let env = run.env.iter().map(|text| variable(text)).collect::<anyhow::Result<_>>()?;
+        let annotations =
+            run.annotation.iter().map(|text| annotation(text)).collect::<anyhow::Result<_>>()?;
         let ports: Vec<_> =
             run.publish.iter().map(|text| ports::parse(text)).collect::<anyhow::Result<_>>()?;
         let network = match (run.network, ports.is_empty()) {
@@ -54,7 +57,8 @@ impl Plan {
             (Some(Network::Host) | None, _) if ports.is_empty() => NamespaceMode::Node,
             _ => NamespaceMode::Pod,
         };
-        Ok(Self { name, container, log_directory, run: run.clone(), env, network, ports })
+        let run = run.clone();
+        Ok(Self { name, container, log_directory, run, env, annotations, network, ports })
     }
 
     pub(super) fn full_name(&self) -> String {
@@ -83,6 +87,7 @@ impl Plan {
             port_mappings: self.ports.clone(),
             log_directory: self.log_directory.to_string_lossy().into_owned(),
             labels: BTreeMap::from([(LABEL.to_owned(), "true".to_owned())]),
+            annotations: self.annotations.clone(),
             linux: Some(LinuxPodSandboxConfig {
                 security_context: Some(LinuxSandboxSecurityContext {
                     namespace_options: Some(self.namespaces()),
@@ -167,6 +172,13 @@ fn variable(text: &str) -> anyhow::Result<KeyValue> {
     }
 }
 
+fn annotation(text: &str) -> anyhow::Result<(String, String)> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => bail!("--annotation {text:?} is not KEY=VALUE"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -214,7 +226,9 @@ mod tests {
         assert_eq!(network(&["--network", "pod", "x"]), NamespaceMode::Pod);
         assert_eq!(network(&["--network", "host", "x"]), NamespaceMode::Node);
         assert_eq!(network(&["-p", "80:80", "x"]), NamespaceMode::Pod);
-        let pod = plan(&["-p", "80:8080", "--name", "web", "x"]).unwrap().pod();
+        let words = ["-p", "80:8080", "--name", "web", "--annotation", "a.b/c=d=e", "x"];
+        let pod = plan(&words).unwrap().pod();
+        assert_eq!(pod.annotations["a.b/c"], "d=e");
         assert_eq!((pod.hostname.as_str(), pod.port_mappings[0].container_port), ("web", 8080));
         let error = plan(&["--network", "host", "-p", "80:80", "x"]).unwrap_err().to_string();
         assert!(error.contains("has its ports there already"), "{error}");
@@ -259,5 +273,7 @@ mod tests {
         }
         let error = plan(&["-e", "A", "b"]).unwrap_err().to_string();
         assert_eq!(error, "--env \"A\" is not KEY=VALUE");
+        let error = plan(&["--annotation", "=1", "b"]).unwrap_err().to_string();
+        assert_eq!(error, "--annotation \"=1\" is not KEY=VALUE");
     }
 }
