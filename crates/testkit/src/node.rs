@@ -179,7 +179,9 @@ impl Node {
             let mut links = fds.flatten().filter_map(|fd| fs::read_link(fd.path()).ok());
             links.any(|to| to.starts_with(&dir))
         };
-        let is_shim = |process: &Process| process.command.starts_with("longshore-shim");
+        let names = ["longshore-shim", "/usr/bin/containerd-shim-runc-v2"];
+        let is_shim =
+            |process: &Process| names.iter().any(|name| process.command.starts_with(name));
         let found =
             self.processes().into_iter().find(|process| is_shim(process) && has_open(process));
         found.with_context(|| format!("no shim has anything of pod {} open", pod.id))
