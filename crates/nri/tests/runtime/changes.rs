@@ -211,6 +211,67 @@ async fn updates_that_come_with_synchronize_are_made() {
     tokio::time::timeout(SOON, made).await.unwrap();
 }
 
+/// Updates of two containers, the second of which fails.
+fn two(second_may_fail: bool) -> Vec<ContainerUpdate> {
+    let second = ContainerUpdate { ignore_failure: second_may_fail, ..update("c2", 13) };
+    vec![update("c1", 5), second]
+}
+
+/// Waits until the change of `container` was tried; what came of it.
+async fn tried(watch: &mut nri::Watch, container: &str) -> Option<String> {
+    let found = async {
+        loop {
+            match &*watch.next().await.unwrap() {
+                nri::Notice::Changed { container: id, error, .. } if id == container => {
+                    return error.clone();
+                }
+                _ => {}
+            }
+        }
+    };
+    tokio::time::timeout(SOON, found).await.unwrap()
+}
+
+#[tokio::test]
+async fn with_a_stop_an_update_that_may_fail_fails_alone() {
+    let world = World::new().await;
+    let script = Script::new("StopContainer")
+        .on_stop(|_| async { Ok(StopContainerResponse { update: two(true) }) });
+    let _a = world.plugin("10-a", script).await;
+    for id in ["c1", "c2", "old"] {
+        world.create(id).await.unwrap();
+    }
+    world.domain.refuses.lock().insert(13);
+    world.stop("old").await.unwrap();
+    assert_eq!((world.shares("c1"), world.shares("c2")), (Some(5), Some(1)));
+}
+
+#[tokio::test]
+async fn with_a_sync_failures_cost_the_updates_and_not_the_plugin() {
+    for (may_fail, want) in [(false, Some(1)), (true, Some(5))] {
+        let world = World::new().await;
+        world.create("c1").await.unwrap();
+        world.create("c2").await.unwrap();
+        world.domain.refuses.lock().insert(13);
+        let mut watch = world.nri.watch();
+        let script = Script::new("all").on_sync(move |_| async move {
+            Ok(SynchronizeResponse { update: two(may_fail), more: false })
+        });
+        let _plugin = world.plugin("10-a", script).await;
+        assert_eq!(tried(&mut watch, "c1").await, None);
+        assert!(tried(&mut watch, "c2").await.is_some());
+        // What was made is taken back a moment later.
+        let settled = async {
+            while world.shares("c1") != want {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(SOON, settled).await.unwrap();
+        assert_eq!(world.plugins(), ["10-a"], "it stays");
+        world.nri.shutdown().await;
+    }
+}
+
 // === out of turn ===
 
 #[tokio::test]
