@@ -6,19 +6,25 @@ use base::Labels;
 
 use crate::{
     builder::Inputs,
-    facts::{HandlerFacts, PodFacts},
+    facts::{CgroupDriver, HandlerFacts, PodFacts},
     request::ContainerRequest,
 };
 
 /// Kata, gVisor and others read these; the names are the ones they know.
 const PREFIX: &str = "io.kubernetes.cri.";
 
+/// crun would put the container into a group below its scope, and its limits there too, where
+/// nobody looks for them.
+const SUBGROUP: &str = "run.oci.systemd.subgroup";
+
 /// What patterns let through, over it what we say ourselves.
 pub(crate) fn build(inputs: &Inputs<'_>) -> HashMap<String, String> {
     let own = passed(&inputs.request.annotations, &inputs.handler.container_annotations);
     let more = [("container-name", &*inputs.request.name), ("image-name", &*inputs.image.name)];
     let passed = of_pod(inputs.pod, inputs.handler).into_iter().chain(own);
-    passed.chain(ours(inputs.pod, "container", &more)).collect()
+    let systemd = inputs.handler.cgroup_driver == CgroupDriver::Systemd;
+    let subgroup = systemd.then(|| (SUBGROUP.to_owned(), String::new()));
+    passed.chain(ours(inputs.pod, "container", &more)).chain(subgroup).collect()
 }
 
 /// By these a shim knows that a task is a pod, and which containers belong to it.
