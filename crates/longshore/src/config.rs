@@ -356,7 +356,7 @@ impl Settings {
         /// Less than this is gone after a few pulls.
         const MIN_FREE_BYTES: u64 = 2 << 30;
         /// For one program or trial container.
-        const LIMIT: Duration = Duration::from_secs(10);
+        const LIMIT: Duration = Duration::from_secs(30);
         probe::Settings {
             root: self.root.clone(),
             cni_conf_dir: self.cni.conf_dir.clone(),
