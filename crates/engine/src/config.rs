@@ -1,12 +1,20 @@
 //! What the engine is told at its start.
 
-use std::{ffi::OsStr, path::PathBuf, time::Duration};
+use std::{
+    ffi::OsStr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use net::NetConfig;
-use oci::{CgroupDriver, HandlerFacts, HostFacts, Policy};
+use oci::{CgroupDriver, HandlerFacts, HostFacts, Policy, SelinuxContexts};
 use shim_client::{BadName, BootstrapForm};
 
-use crate::{metrics::Metrics, plugins::PluginsConfig};
+use crate::{
+    apparmor::{LOADED, Profiles},
+    metrics::Metrics,
+    plugins::PluginsConfig,
+};
 
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -26,6 +34,10 @@ pub struct EngineConfig {
     pub cdi_dirs: Vec<PathBuf>,
     /// Defines classes of block I/O, if it exists.
     pub block_io_classes: PathBuf,
+    /// The SELinux contexts of containers; `None` where it is off or its policy has none.
+    pub selinux: Option<SelinuxContexts>,
+    /// Loads profiles, where it is installed.
+    pub apparmor_parser: Option<PathBuf>,
     pub cgroup_driver: CgroupDriver,
     pub limits: Limits,
     /// Longer lines of a log are cut into parts.
@@ -34,6 +46,14 @@ pub struct EngineConfig {
     pub event_discard_age: Duration,
     pub metrics: Metrics,
     pub plugins: PluginsConfig,
+}
+
+impl EngineConfig {
+    pub(crate) fn profiles(&self) -> Profiles<'_> {
+        let default = &self.policy.apparmor_profile;
+        let loaded = Path::new(LOADED);
+        Profiles { loaded, parser: self.apparmor_parser.as_deref(), default }
+    }
 }
 
 /// A configured OCI runtime.

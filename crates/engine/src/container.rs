@@ -3,6 +3,7 @@
 pub(crate) mod classes;
 mod facts;
 mod images;
+pub(crate) mod labels;
 pub(crate) mod limits;
 pub(crate) mod make;
 pub(crate) mod remove;

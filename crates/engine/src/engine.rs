@@ -39,6 +39,20 @@ use crate::{
 
 const CGROUP_V1: &str = "Kubernetes and systemd give up cgroup v1: boot this host with cgroup v2";
 
+async fn prepare_profiles(
+    config: EngineConfig,
+    health: Arc<Health>,
+) -> Result<(EngineConfig, Arc<Health>)> {
+    if !config.host.apparmor {
+        return Ok((config, health));
+    }
+    blocking(move || {
+        config.profiles().prepare(&health);
+        Ok((config, health))
+    })
+    .await
+}
+
 /// The engine that both front ends call. Ids may be given as unique prefixes.
 #[derive(Debug)]
 pub struct Engine {
@@ -58,6 +72,7 @@ impl Engine {
         if config.handlers.is_empty() {
             health.runtime.fail("NoRuntime", "no OCI runtime works here: see `longshore check`");
         }
+        let (config, health) = prepare_profiles(config, health).await?;
         let events = Events::new(config.event_discard_age, config.metrics.clone());
         let networks = Networks::open(config.network.clone(), &store).await?;
         let shared = Arc::new(Shared {
@@ -255,6 +270,15 @@ impl Engine {
 
     // === pods ===
 
+    /// Those of a pod being made at the same time are not seen: that it is given the same is
+    /// as unlikely as that two random ids begin alike.
+    fn new_categories(&self, id: &Id) -> Option<String> {
+        self.shared.config.selinux.as_ref()?;
+        let pods = self.shared.pods.list();
+        let taken = pods.iter().filter_map(|pod| pod.selinux_categories.as_deref()).collect();
+        Some(oci::pod_categories(id, &taken))
+    }
+
     /// Makes a pod that is ready when this returns. A request with the name of one in
     /// flight waits for that one. Cancel safe: the work goes on.
     pub async fn run_pod(&self, request: PodRequest) -> Result<Id> {
@@ -265,7 +289,8 @@ impl Engine {
         let id = match self.shared.pod_names.claim(&name, new) {
             Claim::New(tell) => {
                 let outcome = tell.subscribe();
-                let pod = new_pod(new, handler, request);
+                let mut pod = new_pod(new, handler, request);
+                pod.selinux_categories = self.new_categories(&new);
                 Owner::spawn(&self.shared, Arc::new(pod), Begin::Make { tell });
                 made(new, outcome).await?
             }
@@ -325,6 +350,7 @@ impl Engine {
             "runtimeHandler": pod.handler,
             "directory": self.shared.layout.pod(&pod.id),
             "networkNamespace": pod.own_network().then(|| self.shared.layout.netns(&pod.id)),
+            "cniResult": network::results(&self.shared, &pod.id),
             "overhead": pod.overhead,
             "resources": pod.resources,
             "config": pod.request,
@@ -629,6 +655,7 @@ fn new_pod(id: Id, handler: String, request: PodRequest) -> PodRecord {
         delivered: false,
         pid1: None,
         ips: Vec::new(),
+        selinux_categories: None,
         overhead: request.overhead.clone(),
         resources: request.resources.clone(),
         request,

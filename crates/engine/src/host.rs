@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use oci::{Arch, CgroupFacts, CgroupVersion, HostFacts, Kernel};
+use oci::{Arch, CgroupFacts, CgroupVersion, HostFacts, Kernel, SelinuxContexts};
 use sys::{
     cgroup::{Layout, LayoutMode, Version},
     process::Capabilities,
@@ -39,6 +39,16 @@ pub fn look() -> Result<HostFacts> {
         selinux: Path::new("/sys/fs/selinux/enforce").exists(),
         resctrl: Path::new("/sys/fs/resctrl/schemata").exists(),
     })
+}
+
+/// What the policy in force has for containers. Blocking.
+pub fn selinux_contexts() -> Option<SelinuxContexts> {
+    let etc = Path::new("/etc/selinux");
+    fs::metadata("/sys/fs/selinux/enforce").ok()?;
+    let config = fs::read_to_string(etc.join("config")).unwrap_or_default();
+    let policy = config.lines().find_map(|line| line.trim().strip_prefix("SELINUXTYPE="));
+    let path = etc.join(policy.unwrap_or("targeted").trim()).join("contexts/lxc_contexts");
+    SelinuxContexts::parse(&fs::read_to_string(path).ok()?)
 }
 
 fn cgroup() -> Result<CgroupFacts> {

@@ -261,6 +261,7 @@ impl Storage for Images {
                 // A container of the CRI is started once: its root is mounted once.
                 volatile: true,
                 read_only_view: false,
+                label: rootfs.label.clone(),
             };
             let key = Key::from(rootfs.container);
             prepare_and_mount(shelf, &key, &rootfs.chain, options, &rootfs.target).await
@@ -279,6 +280,7 @@ impl Storage for Images {
                 idmap: view.mapping.as_ref().map(id_maps).transpose()?,
                 volatile: false,
                 read_only_view: true,
+                label: view.label.clone(),
             };
             let key = view_key(view.container, view.number)?;
             prepare_and_mount(shelf, &key, &view.chain, options, &view.target).await

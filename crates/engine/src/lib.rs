@@ -12,6 +12,7 @@
 //! - A caller that goes away changes nothing: what it began is finished or undone.
 //! - Nothing half-made is visible, nothing is left behind.
 
+mod apparmor;
 mod attach;
 mod config;
 mod container;
@@ -45,6 +46,7 @@ mod steps;
 pub mod storage;
 pub mod view;
 
+pub use apparmor::find_parser as find_apparmor_parser;
 pub use attach::{Attaching, LAST_WORDS};
 pub use config::{EngineConfig, ForeignShim, Handler, Limits, check_shim_name};
 #[cfg(feature = "crash-points")]

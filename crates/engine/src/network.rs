@@ -12,7 +12,7 @@
 
 use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use base::Chain;
+use base::{Chain, Id};
 use net::{Bandwidth, PodNet, Readiness};
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
@@ -123,6 +123,12 @@ pub(crate) fn details(shared: &Shared) -> Value {
         "handlers": shared.config.handlers.iter().map(of_handler).collect::<Map<_, _>>(),
         "leftovers": shared.networks.leftovers().into_iter().map(left).collect::<Vec<_>>(),
     })
+}
+
+/// What its networks answered, by interface; `null` for a pod that is on none.
+pub(crate) fn results(shared: &Shared, pod: &Id) -> Option<Map<String, Value>> {
+    let interfaces = shared.networks.result(pod)?.interfaces;
+    Some(interfaces.into_iter().map(|it| (it.name, Value::Object(it.result.raw))).collect())
 }
 
 fn describe(pod: &PodRecord, netns: PathBuf) -> Result<PodNet> {

@@ -29,6 +29,9 @@ pub struct PodRecord {
     /// Its addresses while it is on a network of its own; the first is *the* address.
     #[serde(default)]
     pub ips: Vec<IpAddr>,
+    /// Its own on a host with SELinux.
+    #[serde(default)]
+    pub selinux_categories: Option<String>,
     /// As the last update of the pod's resources left them.
     pub overhead: Resources,
     pub resources: Resources,

@@ -242,6 +242,7 @@ impl Simulation {
 
     async fn run_pod(&self, request: &PodRequest) -> Result<()> {
         let pod = PodRecord {
+            selinux_categories: None,
             id: paper::id(0),
             request: request.clone(),
             handler: request.handler.clone(),

@@ -25,6 +25,8 @@ pub struct NewRootfs {
     pub target: PathBuf,
     /// The container's ids, shifted by its user namespace.
     pub mapping: Option<IdMappings>,
+    /// The SELinux label of its files.
+    pub label: Option<String>,
 }
 
 /// An image to be shown to a container, read-only.
@@ -38,6 +40,7 @@ pub struct NewView {
     pub snapshotter: Option<String>,
     pub target: PathBuf,
     pub mapping: Option<IdMappings>,
+    pub label: Option<String>,
 }
 
 /// What the writable layer of a container took when it was last counted.

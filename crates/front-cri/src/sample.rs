@@ -15,6 +15,7 @@ pub(crate) const CREATED_AT: i64 = 1_700_000_000_123_456_789;
 
 pub(crate) fn pod_record(request: PodRequest) -> PodRecord {
     PodRecord {
+        selinux_categories: Some("c1,c2".into()),
         id: Id::random(),
         handler: "crun".into(),
         phase: PodPhase::Ready,

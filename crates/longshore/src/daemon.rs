@@ -234,6 +234,8 @@ fn engine_config(
         policy: settings.containers.policy.clone(),
         cdi_dirs: settings.containers.cdi_dirs.clone(),
         block_io_classes: settings.containers.blockio_classes.clone(),
+        selinux: engine::host::selinux_contexts(),
+        apparmor_parser: engine::find_apparmor_parser(),
         cgroup_driver,
         limits: Limits::default(),
         max_log_line: MAX_LOG_LINE,

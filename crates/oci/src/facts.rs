@@ -35,6 +35,8 @@ pub struct ContainerFacts {
     pub targets: BTreeMap<Id, PathBuf>,
     /// The file a seccomp request names.
     pub seccomp: Option<SeccompProfile>,
+    /// The AppArmor profile that it is to have is loaded. See `apparmor_profile`.
+    pub apparmor_loaded: bool,
     /// What the SELinux request came to on this host.
     pub selinux: Option<SelinuxLabels>,
     pub devices: DeviceFacts,

@@ -98,6 +98,7 @@ fn facts(inputs: &SandboxInputs<'_>) -> ContainerFacts {
         volumes: BTreeMap::new(),
         targets: BTreeMap::new(),
         seccomp: None,
+        apparmor_loaded: false,
         selinux: None,
         devices: DeviceFacts::default(),
         classes: ClassFacts::default(),

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use oci_spec::runtime::{LinuxIntelRdt, LinuxSeccomp};
 
 use crate::{
-    annotations,
+    annotations, apparmor,
     builder::Inputs,
     capabilities::{self, Granted},
     error::{OciError, Result},
@@ -93,7 +93,8 @@ pub(crate) fn apparmor(inputs: &Inputs<'_>, base: Option<String>) -> Result<Opti
     const FIELD: &str = "security.apparmor";
     let security = &inputs.request.security;
     let usable = inputs.host.apparmor && inputs.handler.abilities.apparmor;
-    let ours = || Some(inputs.policy.apparmor_profile.clone());
+    let loaded = inputs.container.apparmor_loaded;
+    let ours = || loaded.then(|| inputs.policy.apparmor_profile.clone());
     match &security.apparmor {
         Some(Profile::Unconfined) => Ok(None),
         Some(_) if !inputs.host.apparmor => {
@@ -101,14 +102,22 @@ pub(crate) fn apparmor(inputs: &Inputs<'_>, base: Option<String>) -> Result<Opti
         }
         Some(_) if !usable => Err(inputs.unable(FIELD)),
         Some(Profile::Localhost(name)) => {
-            let name = name.strip_prefix("localhost/").unwrap_or(name);
+            let name = apparmor::local_name(name);
             if name.is_empty() {
                 return Err(OciError::invalid(FIELD, "a profile needs a name"));
+            }
+            if !loaded {
+                let why = format!("no AppArmor profile {name:?} is loaded on this host");
+                return Err(OciError::NotFound { field: FIELD.to_owned(), why });
             }
             Ok(Some(name.to_owned()))
         }
         None | Some(Profile::RuntimeDefault) if security.privileged || !usable => Ok(None),
+        Some(Profile::RuntimeDefault) if !loaded => {
+            Err(OciError::Host { field: FIELD.to_owned(), what: "the default AppArmor profile" })
+        }
         Some(Profile::RuntimeDefault) => Ok(ours()),
+        // Whoever did not ask is not refused; the daemon's status tells.
         None => Ok(base.or_else(ours)),
     }
 }
@@ -129,7 +138,10 @@ pub(crate) fn selinux<'a>(inputs: &Inputs<'a>) -> Result<Option<&'a SelinuxLabel
     match (&inputs.container.selinux, &security.selinux) {
         (Some(_), _) if !inputs.handler.abilities.selinux => Err(inputs.unable(FIELD)),
         (Some(labels), _) => Ok(Some(labels)),
-        (None, Some(_)) => Err(OciError::Missing { what: "the SELinux labels".to_owned() }),
+        // The policy knows no containers: there is nothing the request could change.
+        (None, Some(_)) => {
+            Err(OciError::Host { field: FIELD.to_owned(), what: "a SELinux policy for containers" })
+        }
         (None, None) => Ok(None),
     }
 }

@@ -132,6 +132,8 @@ pub struct PrepareOptions {
     pub volatile: bool,
     /// Nothing can be written: for image volumes.
     pub read_only_view: bool,
+    /// The SELinux label of all its files.
+    pub label: Option<String>,
 }
 
 /// A layer that is unpacked, whole and unchanging.
@@ -197,6 +199,9 @@ pub struct SnapshotRecord {
     pub target: Option<PathBuf>,
     /// A volatile one cannot be mounted again.
     pub spent: bool,
+    /// The SELinux label of all its files.
+    #[serde(default)]
+    pub label: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

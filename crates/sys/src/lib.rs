@@ -10,6 +10,7 @@
 //! | [`pidfd`], [`process`] | processes by descriptor; this process's own settings |
 //! | [`cgroup`] | which hierarchy holds what; reading, writing, freezing, killing |
 //! | [`beneath`], [`fd`], [`pty`] | paths that cannot escape, descriptors, terminals |
+//! | [`label`] | SELinux labels of files |
 //! | [`host`] | kernel version, file system types and space |
 //!
 //! **Invariant:** no policy and no state. Nothing here decides, retries for long, or keeps
@@ -22,6 +23,7 @@ mod error;
 pub mod fd;
 pub mod host;
 pub mod idmap;
+pub mod label;
 pub mod mount;
 pub mod namespace;
 pub mod netdev;

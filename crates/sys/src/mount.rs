@@ -225,13 +225,17 @@ pub struct Tmpfs {
 
 impl Tmpfs {
     pub fn create(&self, attrs: Attrs) -> Result<Detached> {
+        self.create_labelled(attrs, None)
+    }
+
+    /// With the SELinux label of all its files.
+    pub fn create_labelled(&self, attrs: Attrs, label: Option<&str>) -> Result<Detached> {
         let (bytes, inodes) = (self.bytes.to_string(), self.inodes.to_string());
         let mode = format!("{:o}", self.mode);
-        filesystem(
-            "tmpfs",
-            &[("source", "tmpfs"), ("size", &bytes), ("nr_inodes", &inodes), ("mode", &mode)],
-            attrs,
-        )
+        let mut options =
+            vec![("source", "tmpfs"), ("size", &bytes), ("nr_inodes", &inodes), ("mode", &mode)];
+        options.extend(label.map(|label| ("context", label)));
+        filesystem("tmpfs", &options, attrs)
     }
 }
 

@@ -12,7 +12,8 @@ use std::{
 use base::{Id, Labels};
 use oci::{
     Accounts, ContainerFacts, ContainerRequest, DeviceFacts, DeviceKind, DeviceNode, MountRequest,
-    MountSource, NamespaceMode, Profile, SeccompProfile, SourceFacts, SourcePropagation,
+    MountSource, NamespaceMode, Profile, SeccompProfile, SelinuxLabels, SourceFacts,
+    SourcePropagation,
 };
 use rustix::fs::{Mode, OFlags, major, minor};
 use sys::{beneath::Root, mount::Table};
@@ -34,6 +35,8 @@ pub(super) struct Known<'a> {
     pub(super) volumes: BTreeMap<PathBuf, PathBuf>,
     pub(super) pod_annotations: &'a Labels,
     pub(super) block_io_classes: &'a Path,
+    pub(super) apparmor_loaded: bool,
+    pub(super) selinux: Option<SelinuxLabels>,
     /// Where the image of a mount is shown.
     pub(super) image: &'a dyn Fn(usize) -> PathBuf,
 }
@@ -47,7 +50,8 @@ pub(super) fn gather(known: &Known<'_>) -> Result<ContainerFacts> {
         volumes: known.volumes.clone(),
         targets: targets(known)?,
         seccomp: seccomp(request)?,
-        selinux: None,
+        apparmor_loaded: known.apparmor_loaded,
+        selinux: known.selinux.clone(),
         devices: devices(known)?,
         classes: classes::gather(known.block_io_classes, request, known.pod_annotations)?,
         init: None,

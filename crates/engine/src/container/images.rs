@@ -14,7 +14,7 @@ use oci::MountSource;
 use rustix::fs::{Mode, OFlags};
 use sys::beneath::Root;
 
-use super::make::mapping;
+use super::{labels, make::mapping};
 use crate::{
     error::{EngineError, Result},
     files::{blocking, make_dir},
@@ -65,6 +65,7 @@ async fn show_one(
         snapshotter: shared.handler(&pod.handler)?.snapshotter.clone(),
         target,
         mapping: mapping(pod),
+        label: labels::of(shared, pod, &container.request.container)?.map(|labels| labels.mount),
     };
     shared.storage.show(view).await?;
     Ok(MountedImage { id: image.id, repo_digest: image.repo_digest })

@@ -11,7 +11,7 @@ use tokio::sync::OwnedMutexGuard;
 
 use super::{
     facts::{self, Known},
-    images, volumes,
+    images, labels, volumes,
 };
 use crate::{
     error::Result,
@@ -175,7 +175,14 @@ impl MakeContainer {
             snapshotter: self.shared.handler(&self.pod.handler)?.snapshotter.clone(),
             target: self.shared.layout.rootfs(&self.pod.id, &self.container.id),
             mapping: mapping(&self.pod),
+            label: self.label()?,
         })
+    }
+
+    /// Of the files of its own.
+    fn label(&self) -> Result<Option<String>> {
+        let labels = labels::of(&self.shared, &self.pod, &self.container.request.container)?;
+        Ok(labels.map(|labels| labels.mount))
     }
 
     /// Writes config.json as plugins want it, and says what came of it.
@@ -210,7 +217,11 @@ fn volumes_of(
     let wanted = oci::image_volumes(&container.request.container, &container.image.facts);
     let rootfs = shared.layout.rootfs(&pod.id, &container.id);
     let dir = shared.layout.volumes(&container.id);
-    volumes::make(&dir, &rootfs, &wanted, root_of(&pod.request))
+    let made = volumes::make(&dir, &rootfs, &wanted, root_of(&pod.request))?;
+    if let Some(labels) = labels::of(shared, pod, &container.request.container)? {
+        made.values().try_for_each(|volume| sys::label::set_tree(volume, &labels.mount))?;
+    }
+    Ok(made)
 }
 
 pub(crate) async fn give_back_volumes(shared: &Shared, container: &ContainerRecord) -> Result<()> {
@@ -243,8 +254,13 @@ fn make_spec(
         volumes: volumes_of(shared, pod, container)?,
         pod_annotations: &pod.request.annotations,
         block_io_classes: &shared.config.block_io_classes,
+        apparmor_loaded: apparmor_loaded(shared, request),
+        selinux: labels::of(shared, pod, request)?,
         image: &|number| shared.layout.image(&pod.id, &container.id, number),
     };
+    if let Some(labels) = &known.selinux {
+        labels::relabel(request, labels)?;
+    }
     let built = oci::build(&oci::Inputs {
         request,
         container: &facts::gather(&known)?,
@@ -267,6 +283,13 @@ fn make_spec(
         ..Made::default()
     };
     Ok((Box::new(built.spec), made))
+}
+
+/// Whether the profile it is to have is there, which for our own we see to.
+fn apparmor_loaded(shared: &Shared, request: &ContainerRequest) -> bool {
+    let config = &shared.config;
+    let name = oci::apparmor_profile(&request.security, &config.policy);
+    config.host.apparmor && name.is_none_or(|name| config.profiles().has(name))
 }
 
 /// Read when somebody asks for a device, so that one described a moment ago counts. A file that

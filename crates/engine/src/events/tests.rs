@@ -116,6 +116,7 @@ async fn the_end_comes_after_what_was_queued() {
 
 fn pod(phase: PodPhase) -> PodRecord {
     PodRecord {
+        selinux_categories: None,
         id: Id::random(),
         request: PodRequest::default(),
         handler: String::new(),

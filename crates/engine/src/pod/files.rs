@@ -14,6 +14,7 @@ use crate::{
     error::{EngineError, Result},
     files::{make_dir, write},
     layout::Layout,
+    record::PodRecord,
     request::{Dns, PodNamespace, PodRequest},
 };
 
@@ -35,14 +36,18 @@ pub(super) fn make_dirs(layout: &Layout, id: &Id, request: &PodRequest) -> Resul
     make_dir(&layout.files(id), 0o711)
 }
 
-/// Blocking.
-pub(super) fn make(layout: &Layout, id: &Id, request: &PodRequest) -> Result<()> {
+/// With a SELinux label, where there is one. Blocking.
+pub(super) fn make(layout: &Layout, pod: &PodRecord, label: Option<&str>) -> Result<()> {
+    let PodRecord { id, request, .. } = pod;
     let files = layout.files(id);
     write(&files.join("hostname"), format!("{}\n", hostname(request)?).as_bytes(), 0o644)?;
     write(&files.join("hosts"), &hosts(request)?, 0o644)?;
     write(&files.join("resolv.conf"), resolv_conf(request.dns.as_ref())?.as_bytes(), 0o644)?;
+    if let Some(label) = label {
+        sys::label::set_tree(&files, label)?;
+    }
     if request.ipc == PodNamespace::Pod {
-        make_shm(layout, id, root_of(request))?;
+        make_shm(layout, id, root_of(request), label)?;
     }
     Ok(())
 }
@@ -69,12 +74,13 @@ pub(super) fn remove(layout: &Layout, id: &Id) -> Result<()> {
     crate::files::remove_dir(&dir)
 }
 
-fn make_shm(layout: &Layout, id: &Id, root: Option<(u32, u32)>) -> Result<()> {
+fn make_shm(layout: &Layout, id: &Id, root: Option<(u32, u32)>, label: Option<&str>) -> Result<()> {
     let shm = layout.shm(id);
     make_dir(&shm, 0o1777)?;
     if !mount::is_mount_point(&shm)? {
         let attrs = Attrs { no_suid: true, no_dev: true, no_exec: true, ..Attrs::default() };
-        Tmpfs { bytes: SHM_BYTES, inodes: 0, mode: 0o1777 }.create(attrs)?.attach(&shm)?;
+        let tmpfs = Tmpfs { bytes: SHM_BYTES, inodes: 0, mode: 0o1777 };
+        tmpfs.create_labelled(attrs, label)?.attach(&shm)?;
     }
     if let Some((uid, gid)) = root {
         chown(&shm, Some(uid), Some(gid)).map_err(EngineError::io("give away", &shm))?;

@@ -12,6 +12,7 @@ use shim_client::Shim;
 
 use super::files;
 use crate::{
+    container::labels,
     controller::{self, Controller, Keeper},
     error::Result,
     files::blocking,
@@ -99,7 +100,8 @@ impl Plan for MakePod {
             }
             Step::Network => {
                 let (layout, pod) = (self.shared.layout.clone(), self.pod.clone());
-                let files = blocking(move || files::make(&layout, &pod.id, &pod.request));
+                let label = labels::of_pod(&self.shared, &pod);
+                let files = blocking(move || files::make(&layout, &pod, label.as_deref()));
                 // An ADD that is given up here is stopped by the undo.
                 let attached = network::attach(&self.shared, &self.pod);
                 let ((), ips) = tokio::try_join!(files, attached)?;

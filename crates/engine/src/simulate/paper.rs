@@ -163,6 +163,8 @@ impl Paper {
             volumes: BTreeMap::new(),
             targets: BTreeMap::new(),
             seccomp: None,
+            // As a host would have it.
+            apparmor_loaded: true,
             selinux: None,
             devices: DeviceFacts::default(),
             classes: classes(&request, pod),

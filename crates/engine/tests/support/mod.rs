@@ -122,6 +122,8 @@ impl Host {
             policy: oci::Policy::default(),
             cdi_dirs: Vec::new(),
             block_io_classes: "/nowhere/classes".into(),
+            selinux: None,
+            apparmor_parser: None,
             cgroup_driver: CgroupDriver::Cgroupfs,
             limits: Limits::default(),
             max_log_line: 16384,

@@ -90,6 +90,8 @@ impl Node {
             policy: Policy::default(),
             cdi_dirs: Vec::new(),
             block_io_classes: "/nowhere/classes".into(),
+            selinux: None,
+            apparmor_parser: None,
             cgroup_driver: CgroupDriver::Systemd,
             limits: Limits::default(),
             max_log_line: 16384,

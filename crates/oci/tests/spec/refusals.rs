@@ -219,6 +219,19 @@ fn profiles() {
         "security.apparmor: AppArmor is not available on this host",
         |w| w.request.security.apparmor = default(),
     );
+    let unloaded = |world: &mut World| {
+        (world.host.apparmor, world.container.apparmor_loaded) = (true, false);
+    };
+    let why = "security.apparmor: no AppArmor profile \"mine\" is loaded on this host";
+    check(Kind::NotFound, why, |w| {
+        unloaded(w);
+        w.request.security.apparmor = Some(Profile::Localhost("localhost/mine".into()));
+    });
+    let why = "security.apparmor: the default AppArmor profile is not available on this host";
+    check(Kind::FailedPrecondition, why, |w| {
+        unloaded(w);
+        w.request.security.apparmor = default();
+    });
     check(Kind::Unimplemented, "security.apparmor: handler \"crun\" cannot do that", |w| {
         w.host.apparmor = true;
         (w.handler.abilities, w.request.security.apparmor) = (no_abilities(), default());
@@ -238,6 +251,10 @@ fn nobody_is_refused_for_what_was_not_asked() {
     let spec = world.json();
     assert!(spec["linux"]["seccomp"].is_null());
     assert!(spec["process"]["apparmorProfile"].is_null());
+    let world = World::with(|w| {
+        (w.host.apparmor, w.container.apparmor_loaded) = (true, false);
+    });
+    assert!(world.json()["process"]["apparmorProfile"].is_null());
 }
 
 #[test]

@@ -145,6 +145,7 @@ fn container() -> ContainerFacts {
         volumes: BTreeMap::new(),
         targets: BTreeMap::new(),
         seccomp: None,
+        apparmor_loaded: true,
         selinux: None,
         devices: DeviceFacts::default(),
         classes: Default::default(),

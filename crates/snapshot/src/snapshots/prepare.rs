@@ -162,7 +162,13 @@ impl Inner {
                 let root = dir.join(ROOT);
                 make_dir(&root)?;
                 let copied = flatten(chain, &root, ids);
-                copied.map_err(|source| SnapshotError::Flatten { key: key.clone(), source })
+                let copied =
+                    copied.map_err(|source| SnapshotError::Flatten { key: key.clone(), source })?;
+                // A bind takes no label of its own.
+                if let Some(label) = &options.label {
+                    sys::label::set_tree(&root, label)?;
+                }
+                Ok(copied)
             }
             Snapshotter::Overlayfs if options.read_only_view => Ok(Usage::default()),
             Snapshotter::Overlayfs => {
@@ -215,6 +221,7 @@ fn record_of(
         created: Timestamp::now(),
         target: None,
         spent: false,
+        label: options.label.clone(),
     }
 }
 

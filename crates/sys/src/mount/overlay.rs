@@ -42,6 +42,8 @@ pub struct Overlay {
     pub metacopy: Option<bool>,
     /// Keep marks in `user.overlay.*`, which a user namespace may write.
     pub userxattr: bool,
+    /// The SELinux label of all files, whatever they have on disk.
+    pub label: Option<String>,
 }
 
 impl Overlay {
@@ -62,6 +64,9 @@ impl Overlay {
         if let Some(upper) = &self.upper {
             context.set("upperdir", &*shortened(&upper.dir, &mut held)?)?;
             context.set("workdir", &*shortened(&upper.work, &mut held)?)?;
+        }
+        if let Some(label) = &self.label {
+            context.set("context", label.as_str())?;
         }
         for (key, value) in self.switches() {
             match value {
@@ -95,6 +100,10 @@ impl Overlay {
         if let Some(upper) = &self.upper {
             let (dir, work) = (by_fd(&upper.dir)?, by_fd(&upper.work)?);
             data.push_str(&format!(",upperdir={dir},workdir={work}"));
+        }
+        if let Some(label) = &self.label {
+            // Quoted, for its commas.
+            data.push_str(&format!(",context=\"{label}\""));
         }
         for (key, value) in self.switches() {
             let value = value.map(|value| format!("={value}")).unwrap_or_default();

@@ -124,6 +124,7 @@ pub(crate) fn overlay_options_reach_the_kernel(dir: &Path) {
         index: Some(true),
         metacopy: Some(true),
         userxattr: false,
+        label: None,
     };
     let target = empty(&dir.join("merged"));
     overlay.mount_at(&target, Attrs { no_suid: true, ..Attrs::default() }).unwrap();
