@@ -1,7 +1,7 @@
 //! From layers and a directory for changes to a file system somewhere.
 
 use std::{
-    fs,
+    fs, io,
     os::fd::{AsFd, AsRawFd},
     path::{Path, PathBuf},
 };
@@ -44,18 +44,24 @@ pub(crate) fn mount(
         volatile: record.volatile,
         // An index would tie the upper directory to one set of layers on one disk.
         index: Some(false),
+        label: record.label.clone(),
         ..Overlay::default()
     };
+    // The kernel makes no overlay of one layer, and nothing else takes a label.
+    let base = (record.read_only_view && record.label.is_some()).then(|| layout.empty());
     if chain.is_empty() {
         return Ok(overlay(vec![layout.empty()]).mount_at(target, Attrs::default())?);
     }
     let Some(ids) = ids else {
-        let lower = chain.iter().map(|layer| layer.path.clone()).collect();
+        let lower = chain.iter().map(|layer| layer.path.clone()).chain(base).collect();
         return Ok(overlay(lower).mount_at(target, Attrs::default())?);
     };
     let mapped = Mapped::new(layout, ids)?;
     let names: Vec<_> = chain.iter().filter_map(|layer| layer.path.file_name()).collect();
-    let lower = |at: &Path| names.iter().map(|name| at.join(name)).collect::<Vec<_>>();
+    let lower = |at: &Path| {
+        let layers = names.iter().map(|name| at.join(name));
+        layers.chain(base.clone()).collect::<Vec<_>>()
+    };
     let mut overlay = overlay(lower(&mapped.by_descriptor()));
     // Before Linux 6.15 overlay takes layers only from mounts that are attached.
     if overlay.mount_at(target, Attrs::default()).is_ok() {
@@ -63,7 +69,19 @@ pub(crate) fn mount(
     }
     let attached = mapped.attach(layout)?;
     overlay.lower = lower(&attached.0);
+    if let Some(upper) = &overlay.upper {
+        forget_attempt(&upper.work)?;
+    }
     Ok(overlay.mount_at(target, Attrs::default())?)
+}
+
+/// The kernel marks a volatile overlay before it looks at all layers; one that it then refused
+/// was never seen by anybody, and its mark would bar the next attempt.
+fn forget_attempt(work: &Path) -> Result<(), SnapshotError> {
+    match fs::remove_dir_all(work.join("work")) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(SnapshotError::io("clear", work)(e)),
+        _ => Ok(()),
+    }
 }
 
 /// All layers at once, shown to the ids of a user namespace: one mount, however many
@@ -134,6 +152,46 @@ mod tests {
     use sys::idmap::IdRange;
 
     use super::*;
+
+    /// As kernels before 6.15 do it: the first attempt fails and leaves its mark.
+    #[test]
+    fn an_attempt_that_was_refused_does_not_bar_the_next() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().to_owned();
+        let check = move || {
+            sys::namespace::unshare_mounts().unwrap();
+            let layout = Layout::open(&root, Snapshotter::Overlayfs).unwrap();
+            let layer = LayerDir { path: layout.layers().join("a"), form: crate::Form::Overlay };
+            fs::create_dir(&layer.path).unwrap();
+            let key: crate::Key = "k".parse().unwrap();
+            for part in [UPPER, "work/work/incompat/volatile"] {
+                fs::create_dir_all(layout.snapshot(&key).join(part)).unwrap();
+            }
+            let record = SnapshotRecord {
+                snapshotter: Snapshotter::Overlayfs,
+                key,
+                top: None,
+                uids: Vec::new(),
+                gids: Vec::new(),
+                volatile: true,
+                read_only_view: false,
+                created: jiff::Timestamp::now(),
+                target: None,
+                spent: false,
+                label: None,
+            };
+            let range = IdRange { inside: 0, outside: 100_000, count: 65_536 };
+            let ids = IdMaps::same(vec![range]).unwrap();
+            let target = root.join("target");
+            fs::create_dir(&target).unwrap();
+            mount(&layout, &record, &[layer], Some(&ids), &target).unwrap();
+            assert!(unmount(&target).unwrap());
+        };
+        std::thread::spawn(check).join().unwrap();
+    }
 
     /// On new kernels layers go by descriptor; this is how they go on old ones. A thread
     /// has a mount namespace of its own if it wants.
