@@ -3,7 +3,7 @@
 XTASK := cargo xtask
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check test-long bench conformance install
+.PHONY: help setup demo test check test-long bench conformance test-vm install
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ test-long: setup ## Tests with the random and long loops at full length
 
 conformance: setup ## The conformance suite of CRI (critest); ARGS="--websocket" and the like
 	@$(XTASK) conformance $(ARGS)
+
+test-vm: setup ## Tests in a machine with cgroup v2, systemd, AppArmor; ARGS="--test spec" …
+	@$(XTASK) test-vm $(ARGS)
 
 install: ## Build as it ships and install it; PREFIX=/usr/local, DESTDIR= for packages
 	@$(XTASK) install

@@ -18,6 +18,7 @@ mod setup;
 mod spdx;
 mod stages;
 mod tally;
+mod vm;
 
 use std::{
     path::{Path, PathBuf},
@@ -36,6 +37,7 @@ usage: cargo xtask COMMAND
   test-long   the tests with random and long loops at full length
   bench       all benchmarks
   conformance run critest, the suite of CRI; its own flags follow
+  test-vm     tests of containers in a machine with cgroup v2, systemd and AppArmor
   install     programs as they ship, below DESTDIR, for PREFIX (/usr/local)
   layers      do dependencies point down?
   licences    licences, sources and versions of what we build on";
@@ -63,6 +65,7 @@ fn run(args: &[String]) -> Result<()> {
         ["test-long"] => stages::test_long(&root),
         ["bench"] => bench::run(&root),
         ["conformance", ref args @ ..] => conformance::run(&root, args),
+        ["test-vm", ref args @ ..] => vm::run(&root, args),
         ["install"] => install::run(&root),
         ["layers"] => layers::run(&root),
         ["licences"] => licences::run(&root),

@@ -65,6 +65,18 @@ const NEEDS: &[Need] = &[
     Need { package: "strace", why: "tests look for fsync", proof: Proof::Program("strace") },
 ];
 
+/// For `test-vm` alone.
+const VM_NEEDS: &[Need] = &[
+    Need {
+        package: "qemu-system-x86",
+        why: "a machine to test in",
+        proof: Proof::Program("qemu-system-x86_64"),
+    },
+    Need { package: "debootstrap", why: "its system", proof: Proof::Program("debootstrap") },
+    Need { package: "e2fsprogs", why: "its disks", proof: Proof::Program("mkfs.ext4") },
+    Need { package: "binutils", why: "makes programs small", proof: Proof::Program("strip") },
+];
+
 const BIN_DIRS: &[&str] =
     &["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
@@ -75,8 +87,17 @@ const REPLACED: &[&str] = &["busybox"];
 const COMPONENTS: &[(&str, &str)] = &[("rustfmt", "fmt"), ("clippy", "clippy")];
 
 pub(crate) fn run() -> Result<()> {
-    let installed = installed_packages()?;
-    let missing: Vec<_> = NEEDS.iter().filter(|need| !need.is_met(&installed)).collect();
+    run_for(NEEDS)
+}
+
+/// What it takes to run a machine, beside what it takes to build what runs there.
+pub(crate) fn run_for_vm() -> Result<()> {
+    run_for(VM_NEEDS)
+}
+
+fn run_for(needs: &[Need]) -> Result<()> {
+    let installed = installed_packages(needs)?;
+    let missing: Vec<_> = needs.iter().filter(|need| !need.is_met(&installed)).collect();
     for need in &missing {
         println!("setup: {} is missing ({})", need.package, need.why);
     }
@@ -104,8 +125,8 @@ impl Need {
     }
 }
 
-fn installed_packages() -> Result<BTreeSet<String>> {
-    let packages = NEEDS.iter().map(|need| need.package);
+fn installed_packages(needs: &[Need]) -> Result<BTreeSet<String>> {
+    let packages = needs.iter().map(|need| need.package);
     // It fails when one package is unknown and still tells about the others.
     let output = Command::new("dpkg-query")
         .args(["--show", "--showformat=${Package} ${db:Status-Status}\n"])
@@ -169,7 +190,7 @@ fn apt_get(args: &[&str], packages: &[&str]) -> Command {
     command
 }
 
-fn is_root() -> Result<bool> {
+pub(crate) fn is_root() -> Result<bool> {
     let status = std::fs::read_to_string("/proc/self/status").context("read /proc/self/status")?;
     Ok(effective_uid(&status) == Some(0))
 }

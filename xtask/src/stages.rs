@@ -189,7 +189,7 @@ fn count(mut command: Command, tally: &mut Tally) -> Result<ExitStatus> {
 }
 
 /// Lines of a pipe as a channel, so that waiting for one can end. Full, it blocks the writer.
-fn lines(pipe: ChildStdout) -> Receiver<String> {
+pub(crate) fn lines(pipe: ChildStdout) -> Receiver<String> {
     let (send, lines) = sync_channel(256);
     thread::spawn(move || {
         let mut pipe = BufReader::new(pipe);
@@ -273,15 +273,15 @@ impl SkipLog {
 }
 
 #[expect(clippy::disallowed_types, reason = "nothing here runs under tokio's paused time")]
-struct Stopwatch(std::time::Instant);
+pub(crate) struct Stopwatch(std::time::Instant);
 
 #[expect(clippy::disallowed_types, reason = "as above")]
 impl Stopwatch {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self(std::time::Instant::now())
     }
 
-    fn elapsed(&self) -> Duration {
+    pub(crate) fn elapsed(&self) -> Duration {
         self.0.elapsed()
     }
 }

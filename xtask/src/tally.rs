@@ -1,6 +1,6 @@
 //! How many tests ran, read from what they print.
 
-use std::fmt;
+use std::{fmt, ops::AddAssign};
 
 /// Tests counted so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,11 +12,14 @@ pub(crate) struct Tally {
 
 impl Tally {
     /// Takes in one line of output. Only the line that ends the run of a test binary counts:
-    /// `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; …`
+    /// `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; …`, and that
+    /// of critest: `critest: 9 passed, 0 failed, 1 skipped`.
     pub(crate) fn read(&mut self, line: &str) {
-        let Some(counts) = line.trim_start().strip_prefix("test result: ") else { return };
+        let ends = ["test result: ", "critest: "];
+        let counts = ends.iter().find_map(|end| line.trim_start().strip_prefix(end));
+        let Some(counts) = counts else { return };
         // The verdict and the first count share a field: `ok. 3 passed`.
-        for field in counts.split(';') {
+        for field in counts.split([';', ',']) {
             let mut words = field.split_whitespace().rev();
             let (Some(word), Some(Ok(count))) = (words.next(), words.next().map(str::parse::<u64>))
             else {
@@ -25,7 +28,7 @@ impl Tally {
             match word {
                 "passed" => self.passed += count,
                 "failed" => self.failed += count,
-                "ignored" => self.skipped += count,
+                "ignored" | "skipped" => self.skipped += count,
                 _ => {}
             }
         }
@@ -37,6 +40,14 @@ impl Tally {
         let tests = tests.min(self.passed);
         self.passed -= tests;
         self.skipped += tests;
+    }
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
     }
 }
 
@@ -67,6 +78,11 @@ mod tests {
         let two = "test result: FAILED. 10 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.20s";
         check(one, "3 passed, 0 failed, 1 skipped");
         check(&format!("{one}\nnoise\n{two}"), "13 passed, 2 failed, 1 skipped");
+    }
+
+    #[test]
+    fn critest_is_counted_too() {
+        check("critest: 9 passed, 1 failed, 2 skipped", "9 passed, 1 failed, 2 skipped");
     }
 
     #[test]

@@ -50,6 +50,12 @@ struct Args {
     /// Exec, attach and port-forward over WebSocket
     #[arg(long)]
     websocket: bool,
+    /// A spec that fails is a failure, whether it passed before or not
+    #[arg(long)]
+    strict: bool,
+    /// Build and download what a run needs, so that it can be made without Go and network
+    #[arg(long)]
+    prepare: bool,
     /// Keep the daemon's log here
     #[arg(long, value_name = "FILE")]
     daemon_log: Option<PathBuf>,
@@ -72,6 +78,11 @@ fn main() -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
     };
+    if args.prepare {
+        GoTool::Crictl.build()?;
+        GoTool::Runc.build()?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let report = runtime.block_on(run(&args, &critest, &programs))?;
     print!("{report}");
@@ -86,7 +97,8 @@ fn main() -> Result<ExitCode> {
     for name in &lost {
         println!("REGRESSION: {name}");
     }
-    Ok(if lost.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let red = !lost.is_empty() || args.strict && report.is_red();
+    Ok(if red { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 async fn run(args: &Args, critest: &Path, programs: &Programs) -> Result<Report> {

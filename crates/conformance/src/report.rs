@@ -69,6 +69,12 @@ impl Report {
         passed_before.filter(is_lost).map(str::to_owned).collect()
     }
 
+    /// Something failed, or nothing ran.
+    pub(crate) fn is_red(&self) -> bool {
+        self.count(|outcome| *outcome == Outcome::Passed) == 0
+            || self.count(|outcome| matches!(outcome, Outcome::Failed(_))) > 0
+    }
+
     fn count(&self, is: impl Fn(&Outcome) -> bool) -> usize {
         self.specs.values().filter(|outcome| is(outcome)).count()
     }

@@ -9,9 +9,10 @@ use std::{
     time::Duration,
 };
 
+use api_cri::v1::PodSandboxConfig;
 use serde_json::{Value, json};
 use testkit::{
-    DaemonProcess, GoTool, Node,
+    Cgroups, DaemonProcess, GoTool, Node, Pod,
     cni::{self, Traces, on_own_network},
     registry::Registry,
 };
@@ -206,13 +207,20 @@ impl Network<'_> {
 
     /// What the daemon says it is ready for, and what the pod has.
     fn check(self, crictl: &Crictl, pod: &str) {
-        let network = &crictl.json(&["inspectp", pod])["status"]["network"];
+        let inspected = crictl.json(&["inspectp", pod]);
+        let network = &inspected["status"]["network"];
+        let answered = &inspected["info"]["cniResult"];
         let ready = &crictl.json(&["info"])["status"]["conditions"][1]["status"];
         match self {
-            Self::Host => assert_eq!((network["ip"].as_str(), ready), (Some(""), &json!(false))),
+            Self::Host => {
+                assert_eq!((network["ip"].as_str(), ready), (Some(""), &json!(false)));
+                assert!(answered.is_null(), "{answered}");
+            }
             Self::Bridge(_) => {
                 let ip = network["ip"].as_str().unwrap();
                 assert!(ip.starts_with("10.88.40.") && ready == true, "{network} {ready}");
+                let address = answered["eth0"]["ips"][0]["address"].as_str().unwrap();
+                assert_eq!(address, format!("{ip}/24"));
             }
         }
     }
@@ -230,6 +238,9 @@ async fn walk(program: PathBuf, network: Network<'_>, config: &str) {
         command.arg("--config").arg(file.path());
     };
     let mut daemon = DaemonProcess::start_with(LONGSHORE, with_config).await.unwrap();
+    // As the directory: nobody else has the name.
+    let name = daemon.home().file_name().unwrap().to_str().unwrap();
+    let cgroups = Cgroups::of(&daemon, name).await.unwrap();
     let crictl = Crictl::new(program, &daemon);
     if let Network::Bridge(leases) = network {
         let conf = cni::bridge(leases, &["10.88.40.0/24"]).to_string();
@@ -253,7 +264,7 @@ async fn walk(program: PathBuf, network: Network<'_>, config: &str) {
             "log_directory": logs,
             "labels": { "app": "walk" },
             "linux": { "security_context": { "namespace_options": { "network": network.of_pod() } },
-                       "cgroup_parent": "/ls-walk" },
+                       "cgroup_parent": cgroups.parent() },
         }),
     );
     let container_config = crictl.file(
@@ -283,11 +294,11 @@ async fn walk(program: PathBuf, network: Network<'_>, config: &str) {
     let inspected = crictl.json(&["inspect", &id]);
     assert_eq!(inspected["status"]["state"], "CONTAINER_RUNNING");
     assert_eq!(inspected["status"]["resources"]["linux"]["memoryLimitInBytes"], "134217728");
-    let cgroup = inspected["info"]["runtimeSpec"]["linux"]["cgroupsPath"].as_str().unwrap();
-    let limit = format!("/sys/fs/cgroup/memory{cgroup}/memory.limit_in_bytes");
-    if let Ok(limit) = fs::read_to_string(limit) {
-        assert_eq!(limit.trim(), "134217728", "in the kernel too");
-    }
+    let mut config = PodSandboxConfig::default();
+    config.linux.get_or_insert_default().cgroup_parent = cgroups.parent();
+    let asked = Pod { id: pod.clone(), config };
+    let limit = cgroups.file(&asked, &id, ("memory", "memory.limit_in_bytes"), "memory.max");
+    assert_eq!(limit.as_deref(), Some("134217728"), "in the kernel too");
 
     crictl.run(&["stop", "--timeout", "0", &id]);
     let stopped = crictl.json(&["inspect", &id]);
@@ -304,9 +315,7 @@ async fn walk(program: PathBuf, network: Network<'_>, config: &str) {
     let left = daemon.left_behind();
     assert!(left.is_empty(), "{left:?}");
     assert_eq!(daemon.stop().await.unwrap().code, Some(0));
-    for hierarchy in fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
-        let _ = fs::remove_dir(hierarchy.path().join("ls-walk"));
-    }
+    cgroups.remove().unwrap();
 }
 
 /// The directory is followed: it takes a moment.

@@ -56,20 +56,17 @@ async fn until(what: &str, mut look: impl AsyncFnMut() -> bool) {
 async fn run_pod(node: &Node, cri: &Cri, name: &str) -> Pod {
     let mut config = node.pod(name);
     let linux = config.linux.as_mut().unwrap();
-    linux.cgroup_parent = format!("{}/{name}", linux.cgroup_parent);
+    linux.cgroup_parent = node.cgroups.child(name).parent();
     config.labels.insert("pod".to_owned(), name.to_owned());
     cri.run_pod(&config).await.unwrap()
 }
 
 /// Ends the pods and, as their owner does, removes the cgroups that were theirs.
 async fn finish(node: Node, cri: &Cri) {
-    let parent = node.pod("any").linux.unwrap().cgroup_parent;
     for pod in cri.pods().await.unwrap() {
         cri.remove_pod(&pod.id).await.unwrap();
         let name = pod.metadata.unwrap().name;
-        for hierarchy in fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
-            let _ = fs::remove_dir(hierarchy.path().join(&parent[1..]).join(&name));
-        }
+        node.cgroups.child(&name).remove().unwrap();
     }
     node.finish().await.unwrap();
 }

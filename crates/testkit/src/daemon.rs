@@ -17,8 +17,8 @@ use rustix::process::{
 use tempfile::TempDir;
 use tokio::time::Instant;
 
-/// Generous: the machine may be busy with a build.
-const LIMIT: Duration = Duration::from_secs(30);
+/// Generous: the machine may be busy with a build, or emulated.
+const LIMIT: Duration = Duration::from_secs(150);
 const POLL: Duration = Duration::from_millis(10);
 
 /// A running daemon; killed, if it still runs, when dropped.

@@ -21,7 +21,7 @@ use crate::DaemonProcess;
 pub(crate) struct Marks {
     pub(crate) home: PathBuf,
     /// The parent of its containers' cgroups, if it has one of its own.
-    pub(crate) cgroup: Option<String>,
+    pub(crate) cgroup: Option<PathBuf>,
     pub(crate) daemon: u32,
 }
 
@@ -90,7 +90,7 @@ impl Marks {
             .is_ok_and(|line| String::from_utf8_lossy(&line).contains(&*home));
         let in_group = || {
             let groups = fs::read_to_string(proc.join("cgroup")).unwrap_or_default();
-            let has = |parent: &String| groups.contains(&format!(":{parent}/"));
+            let has = |parent: &PathBuf| groups.contains(&format!(":{}/", parent.display()));
             self.cgroup.as_ref().is_some_and(has)
         };
         let mut fds = fs::read_dir(proc.join("fd")).into_iter().flatten().flatten();
@@ -123,7 +123,7 @@ impl Marks {
 
     fn parents(&self) -> Vec<PathBuf> {
         let Some(cgroup) = &self.cgroup else { return Vec::new() };
-        let name = cgroup.trim_start_matches('/');
+        let name = cgroup.strip_prefix("/").unwrap_or(cgroup);
         let root = Path::new("/sys/fs/cgroup");
         let hierarchies = directories(root).into_iter().map(|dir| dir.join(name));
         hierarchies.chain([root.join(name)]).filter(|dir| dir.is_dir()).collect()
@@ -155,7 +155,7 @@ fn directories(dir: &Path) -> Vec<PathBuf> {
 }
 
 impl DaemonProcess {
-    pub(crate) fn marks(&self, cgroup: Option<String>) -> Marks {
+    pub(crate) fn marks(&self, cgroup: Option<PathBuf>) -> Marks {
         let daemon = self.pid().as_raw_nonzero().get().unsigned_abs();
         Marks { home: self.home().to_owned(), cgroup, daemon }
     }

@@ -3,6 +3,7 @@
 //! Only ever a dev-dependency. Everything here cleans up in `Drop`, also when the test
 //! fails half-way.
 
+mod cgroup;
 pub mod cni;
 mod cri;
 mod daemon;
@@ -15,6 +16,7 @@ pub mod registry;
 mod rounds;
 mod skip;
 
+pub use cgroup::Cgroups;
 pub use cri::{Cri, Pod};
 pub use daemon::{DaemonProcess, Exit};
 pub use example::sdk_example;

@@ -19,14 +19,14 @@ use api_cri::v1::{
 use tokio::time::Instant;
 
 use crate::{
-    Cri, DaemonProcess, Pod, is_root,
+    Cgroups, Cri, DaemonProcess, Pod, is_root,
     leftovers::{Marks, Process},
     registry::Registry,
     skip,
 };
 
 /// For what ends by itself soon after the call that ended it.
-const SETTLE: Duration = Duration::from_secs(20);
+const SETTLE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
 
 /// Dropping it ends and removes everything, also that of a test that failed half-way.
@@ -35,7 +35,7 @@ pub struct Node {
     pub daemon: DaemonProcess,
     pub registry: Registry,
     image: String,
-    cgroup: String,
+    pub cgroups: Cgroups,
     /// Processes seen on the way: none of them may be left at the end.
     known: BTreeSet<Process>,
 }
@@ -86,8 +86,8 @@ impl Node {
         let daemon = daemon.await?;
         // As the directory: nobody else has the name.
         let name = daemon.home().file_name().context("a home has a name")?;
-        let cgroup = format!("/{}", name.to_string_lossy());
-        let node = Self { daemon, registry, image, cgroup, known: BTreeSet::new() };
+        let cgroups = Cgroups::of(&daemon, &name.to_string_lossy()).await?;
+        let node = Self { daemon, registry, image, cgroups, known: BTreeSet::new() };
         node.cri().await?.pull(&node.image).await?;
         Ok(node)
     }
@@ -126,7 +126,7 @@ impl Node {
             }),
             log_directory: self.logs().join(name).display().to_string(),
             linux: Some(LinuxPodSandboxConfig {
-                cgroup_parent: self.cgroup.clone(),
+                cgroup_parent: self.cgroups.parent(),
                 security_context: Some(security),
                 ..LinuxPodSandboxConfig::default()
             }),
@@ -158,7 +158,7 @@ impl Node {
     }
 
     fn marks(&self) -> Marks {
-        self.daemon.marks(Some(self.cgroup.clone()))
+        self.daemon.marks(Some(self.cgroups.dir()))
     }
 
     /// The processes of the daemon's pods now.
@@ -235,6 +235,7 @@ impl Drop for Node {
         let marks = self.marks();
         let _ = self.daemon.kill();
         marks.sweep();
+        let _ = self.cgroups.remove();
         self.known.iter().for_each(|process| process.signal(rustix::process::Signal::KILL));
     }
 }

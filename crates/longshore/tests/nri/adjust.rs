@@ -136,19 +136,6 @@ async fn a_device_can_be_used_and_one_that_was_taken_cannot() {
     world.finish().await;
 }
 
-/// The file of a controller in the cgroup of a container.
-pub(crate) fn cgroup_file(node: &Node, id: &str, pod: &Pod, v1: (&str, &str), v2: &str) -> String {
-    let parent = &pod.config.linux.as_ref().unwrap().cgroup_parent;
-    let below = format!("{}/{id}", parent.trim_start_matches('/'));
-    let root = Path::new("/sys/fs/cgroup");
-    let path = root.join(v1.0).join(&below).join(v1.1);
-    let path = if path.exists() { path } else { root.join(&below).join(v2) };
-    let text = fs::read_to_string(&path);
-    text.unwrap_or_else(|e| panic!("{}: {e}\n{}", path.display(), node.daemon.stderr()))
-        .trim()
-        .to_owned()
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_are_in_the_cgroup() {
     let Some(world) = World::new("limits_are_in_the_cgroup").await else { return };
@@ -164,7 +151,7 @@ async fn limits_are_in_the_cgroup() {
     });
     let (node, pod) = (&world.node, &world.pod);
     let id = world.cri.run(pod, node.sh("c", "exec sleep 1000")).await.unwrap();
-    let file = |v1, v2| cgroup_file(node, &id, pod, v1, v2);
+    let file = |v1, v2| node.cgroups.file(pod, &id, v1, v2).unwrap();
     assert_eq!(file(("cpuset", "cpuset.cpus"), "cpuset.cpus"), "0");
     assert_eq!(file(("memory", "memory.limit_in_bytes"), "memory.max"), (64 << 20).to_string());
     assert_eq!(file(("pids", "pids.max"), "pids.max"), "44");

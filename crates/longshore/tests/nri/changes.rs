@@ -42,12 +42,8 @@ impl World {
     }
 
     fn pids_max(&self, id: &str) -> String {
-        let parent = &self.pod.config.linux.as_ref().unwrap().cgroup_parent;
-        let below = format!("{}/{id}/pids.max", parent.trim_start_matches('/'));
-        let root = Path::new("/sys/fs/cgroup");
-        let v1 = root.join("pids").join(&below);
-        let path = if v1.exists() { v1 } else { root.join(below) };
-        fs::read_to_string(path).unwrap().trim().to_owned()
+        let file = "pids.max";
+        self.node.cgroups.file(&self.pod, id, ("pids", file), file).unwrap()
     }
 
     async fn update(&self, id: &str, shares: i64) -> Result<(), tonic::Status> {

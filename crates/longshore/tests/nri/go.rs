@@ -13,7 +13,6 @@ use testkit::{Cri, GoTool, Node, Pod, skip};
 
 use crate::{
     LONGSHORE,
-    adjust::cgroup_file,
     commands::longshore,
     probe::{socket, until},
 };
@@ -246,7 +245,7 @@ async fn cpuset_and_other_limits() {
     });
     let config = world.sh("c", "exec sleep 1000", &json!({ "linux": { "resources": resources } }));
     let id = world.cri.run(&world.pod, config).await.unwrap();
-    let file = |v1, v2| cgroup_file(&world.node, &id, &world.pod, v1, v2);
+    let file = |v1, v2| world.node.cgroups.file(&world.pod, &id, v1, v2).unwrap();
     assert_eq!(file(("cpuset", "cpuset.cpus"), "cpuset.cpus"), "0");
     assert_eq!(file(("memory", "memory.limit_in_bytes"), "memory.max"), (64 << 20).to_string());
     assert_eq!(file(("pids", "pids.max"), "pids.max"), "44");

@@ -1,11 +1,11 @@
 //! Limits, where the kernel keeps them, and settings of namespaces.
 
-use std::{fs, path::PathBuf};
+use std::fs;
 
 use api_cri::v1::{
     ContainerConfig, HugepageLimit, LinuxContainerConfig, LinuxContainerResources, NamespaceMode,
 };
-use testkit::{Pod, cni::on_own_network};
+use testkit::cni::on_own_network;
 use tonic::Code;
 
 use crate::world::{World, bridge, pod_spaces, refusal, spaces};
@@ -13,15 +13,6 @@ use crate::world::{World, bridge, pod_spaces, refusal, spaces};
 fn limited(config: ContainerConfig, resources: LinuxContainerResources) -> ContainerConfig {
     let linux = LinuxContainerConfig { resources: Some(resources), security_context: None };
     ContainerConfig { linux: Some(linux), ..config }
-}
-
-/// A file of a container's cgroup; cgroup v1 has one tree for each controller.
-fn cgroup_file(pod: &Pod, id: &str, controller: &str, file: &str) -> Option<String> {
-    let parent = &pod.config.linux.as_ref().unwrap().cgroup_parent;
-    let root = PathBuf::from("/sys/fs/cgroup");
-    let own = PathBuf::from(parent.trim_start_matches('/')).join(id).join(file);
-    let trees = [root.join(controller), root];
-    trees.iter().find_map(|tree| fs::read_to_string(tree.join(&own)).ok())
 }
 
 fn is_v1() -> bool {
@@ -32,8 +23,8 @@ fn is_v1() -> bool {
 async fn swap_is_what_the_limit_leaves() {
     let Some(world) = World::start("swap_is_what_the_limit_leaves").await else { return };
     let counted = std::path::Path::new("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes");
-    if !counted.exists() {
-        return testkit::skip("swap_is_what_the_limit_leaves", "needs cgroup v1 that counts swap");
+    if is_v1() && !counted.exists() {
+        return testkit::skip("swap_is_what_the_limit_leaves", "this kernel does not count swap");
     }
     let pod = world.cri.run_pod(&world.node.pod("p")).await.unwrap();
     let mib = |n: i64| n << 20;
@@ -48,12 +39,15 @@ async fn swap_is_what_the_limit_leaves() {
         };
         let config = limited(world.node.sh(name, "exec sleep 1000"), resources);
         let id = world.cri.run(&pod, config).await.unwrap();
-        let read = |file: &str| -> i64 {
-            let text = cgroup_file(&pod, &id, "memory", file).unwrap();
-            text.trim().parse().unwrap()
+        let read = |v1: &str, v2: &str| -> i64 {
+            let text = world.node.cgroups.file(&pod, &id, ("memory", v1), v2).unwrap();
+            text.parse().unwrap()
         };
-        let got = (read("memory.limit_in_bytes"), read("memory.memsw.limit_in_bytes"));
-        assert_eq!(got, want, "{name}");
+        let memory = read("memory.limit_in_bytes", "memory.max");
+        // v1 counts both together, v2 swap alone.
+        let swap = read("memory.memsw.limit_in_bytes", "memory.swap.max");
+        let both = if is_v1() { swap } else { memory + swap };
+        assert_eq!((memory, both), want, "{name}");
     }
     let less = LinuxContainerResources {
         memory_limit_in_bytes: mib(64),
@@ -94,9 +88,9 @@ async fn limits_of_huge_pages_are_set_ignored_or_refused_as_configured() {
     let config = pages(world.node.sh("on", "exec sleep 1000"));
     if has_hugetlb() {
         let id = world.cri.run(&pod, config).await.unwrap();
-        let files = ["hugetlb.2MB.limit_in_bytes", "hugetlb.2MB.max"];
-        let read = files.iter().find_map(|file| cgroup_file(&pod, &id, "hugetlb", file));
-        assert_eq!(read.unwrap().trim(), (4 << 20).to_string());
+        let v1 = ("hugetlb", "hugetlb.2MB.limit_in_bytes");
+        let read = world.node.cgroups.file(&pod, &id, v1, "hugetlb.2MB.max");
+        assert_eq!(read.unwrap(), (4 << 20).to_string());
     } else {
         let why = "resources.hugepages: the hugetlb controller is not available on this host";
         world.refused(&pod, config, (Code::FailedPrecondition, why)).await;
@@ -116,8 +110,8 @@ async fn files_of_cgroup_v2_are_for_hosts_of_cgroup_v2() {
         world.refused(&pod, config, (Code::FailedPrecondition, why)).await;
     } else {
         let id = world.cri.run(&pod, config).await.unwrap();
-        let high = cgroup_file(&pod, &id, "", "memory.high").unwrap();
-        assert_eq!(high.trim(), "33554432");
+        let high = world.node.cgroups.file(&pod, &id, ("", "memory.high"), "memory.high");
+        assert_eq!(high.unwrap(), "33554432");
     }
     world.node.finish().await.unwrap();
 }
@@ -148,8 +142,8 @@ async fn classes_are_named_by_annotation() {
         format!("Classes:\n  slow:\n    - Devices: [\"{device}\"]\n      ThrottleReadBps: 50M\n");
     fs::write(world.dir.path().join("classes.yaml"), classes).unwrap();
     let id = world.cri.run(&pod, class("blockio", "slow")).await.unwrap();
-    let files = ["blkio.throttle.read_bps_device", "io.max"];
-    let read = files.iter().find_map(|file| cgroup_file(&pod, &id, "blkio", file)).unwrap();
+    let v1 = ("blkio", "blkio.throttle.read_bps_device");
+    let read = world.node.cgroups.file(&pod, &id, v1, "io.max").unwrap();
     assert!(read.contains(&number) && read.contains("50000000"), "{number}: {read:?}");
 
     // By the pod, for all its containers.
