@@ -263,6 +263,8 @@ fn archives_that_are_none() {
     raw("noise", vec![0x5a; 5000]).refused("checksum");
     raw("cut in a header", whole[..300].to_vec()).refused("ends inside a header");
     raw("cut in a file", whole[..1500].to_vec()).refused("ends inside a file");
+    raw("cut after a file", whole[..2512].to_vec()).gives(&["/a"]);
+    raw("cut within its padding", whole[..2530].to_vec()).gives(&["/a"]);
     raw("empty", Vec::new()).gives(&[]);
     raw("only its end", vec![0; 1024]).gives(&[]);
     raw("without an end", Tarball::default().add(&file("a", "x")).unended()).gives(&["/a"]);
