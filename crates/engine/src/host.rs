@@ -48,7 +48,10 @@ pub fn selinux_contexts() -> Option<SelinuxContexts> {
     let config = fs::read_to_string(etc.join("config")).unwrap_or_default();
     let policy = config.lines().find_map(|line| line.trim().strip_prefix("SELINUXTYPE="));
     let path = etc.join(policy.unwrap_or("targeted").trim()).join("contexts/lxc_contexts");
-    SelinuxContexts::parse(&fs::read_to_string(path).ok()?)
+    let contexts = SelinuxContexts::parse(&fs::read_to_string(path).ok()?)?;
+    // Debian's policy has the file, and not the types that it names.
+    let known = |label: &String| fs::write("/sys/fs/selinux/context", label).is_ok();
+    contexts.defaults().iter().all(known).then_some(contexts)
 }
 
 fn cgroup() -> Result<CgroupFacts> {

@@ -71,6 +71,11 @@ impl SelinuxContexts {
         Some(Self { process: value("process")?, file: value("file")? })
     }
 
+    /// Of processes and files, before anybody asks for anything.
+    pub fn defaults(&self) -> [String; 2] {
+        [self.process.to_string(), self.file.to_string()]
+    }
+
     /// `asked`: by the pod, then by the container, whose word counts. User and level are those
     /// of the files too.
     pub fn labels(&self, asked: [Option<&SelinuxRequest>; 2], categories: &str) -> SelinuxLabels {
