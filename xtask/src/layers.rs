@@ -287,7 +287,7 @@ mod tests {
             &[
                 "engine uses api-shim: the engine sees no protobuf and no HTTP type",
                 "engine uses prost: the engine sees no protobuf and no HTTP type",
-                "engine uses api-shim: the shim protocol has two ends and no third user",
+                "engine uses api-shim: the shim protocol has two ends, and what both have in common",
             ],
         );
     }
