@@ -429,6 +429,13 @@ async fn a_full_disk_is_said_and_the_retry_works_when_there_is_room() {
     let config = again(&config);
     let created = cri.create(&pod, node.sh("created", "echo > /file")).await.unwrap();
     let runs = cri.run(&pod, node.sh("runs", "exec sleep 1000")).await.unwrap();
+    // What is left is told by name: until the shell has become what it runs.
+    for _ in 0..1000 {
+        if node.left().iter().any(|thing| thing == "sleep") {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     let before = node.left();
 
     let filler = Filler::fill(&node.daemon.root());
