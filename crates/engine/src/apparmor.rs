@@ -5,11 +5,12 @@
 
 use std::{
     fs,
-    io::{self, Read, Write},
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Command, Output},
     time::Duration,
 };
+
+use sys::process::output_within;
 
 use crate::health::Health;
 
@@ -17,7 +18,6 @@ pub(crate) const LOADED: &str = "/sys/kernel/security/apparmor/profiles";
 
 /// Compiling a profile takes a fraction of a second.
 const LIMIT: Duration = Duration::from_secs(20);
-const TICK: Duration = Duration::from_millis(5);
 
 /// How the kernel is told of profiles; `None` without the program for it.
 #[derive(Clone, Debug)]
@@ -74,35 +74,16 @@ impl Profiles<'_> {
 
 fn run(parser: &Path, profile: &str) -> Result<(), String> {
     // Nothing is kept outside our own directories.
-    let child = Command::new(parser)
-        .args(["--replace", "--skip-cache", "--quiet"])
-        .env_clear()
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn();
-    let mut child = child.map_err(|e| format!("run {}: {e}", parser.display()))?;
-    let written = child.stdin.take().map_or(Ok(()), |mut pipe| pipe.write_all(profile.as_bytes()));
-    let status = wait(&mut child).map_err(|e| format!("{}: {e}", parser.display()))?;
-    if !status.success() {
-        let mut said = String::new();
-        let _ = child.stderr.take().map(|mut pipe| pipe.read_to_string(&mut said));
-        return Err(format!("{}: {status}: {}", parser.display(), said.trim()));
+    let mut command = Command::new(parser);
+    command.args(["--replace", "--skip-cache", "--quiet"]).env_clear();
+    let output = output_within(command, profile.as_bytes(), LIMIT);
+    let Output { status, stderr, .. } =
+        output.map_err(|e| format!("run {}: {e}", parser.display()))?;
+    if status.success() {
+        return Ok(());
     }
-    written.map_err(|e| format!("tell {}: {e}", parser.display()))
-}
-
-/// Kills it when it takes too long.
-fn wait(child: &mut Child) -> io::Result<ExitStatus> {
-    for _ in 0..LIMIT.as_millis() / TICK.as_millis() {
-        if let Some(status) = child.try_wait()? {
-            return Ok(status);
-        }
-        std::thread::sleep(TICK);
-    }
-    child.kill()?;
-    child.wait()?;
-    Err(io::Error::new(io::ErrorKind::TimedOut, format!("took longer than {LIMIT:?}")))
+    let said = String::from_utf8_lossy(&stderr);
+    Err(format!("{}: {status}: {}", parser.display(), said.trim()))
 }
 
 /// Where it is on all distributions; services often have no such directory in their path.

@@ -18,7 +18,6 @@ use std::{
     os::fd::AsFd,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
 use base::Id;
@@ -136,12 +135,9 @@ impl Groups {
         self.open.write().remove(&id);
     }
 
-    /// What is gone is fine. Blocking.
-    pub(crate) fn remove(&self, path: &Path, limit: Duration) -> Result<()> {
-        match Cgroup::open(&self.layout, path)? {
-            Some(group) => Ok(group.remove(limit)?),
-            None => Ok(()),
-        }
+    /// In all its hierarchies. Blocking.
+    pub(crate) fn open(&self, path: &Path) -> Result<Option<Cgroup>> {
+        Ok(Cgroup::open(&self.layout, path)?)
     }
 
     /// The group of a container or pod, opened by the first who asks. Blocking.

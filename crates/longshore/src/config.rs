@@ -463,7 +463,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn refused(toml: &str, want: &str) {
+    pub(super) fn refused(toml: &str, want: &str) {
         let error = toml::from_str::<Config>(toml).unwrap().check().unwrap_err().to_string();
         assert_eq!(error, want);
     }

@@ -430,7 +430,9 @@ async fn a_shell_in_a_terminal() {
         .type_in("while [ \"$(stty size)\" != '41 133' ]; do sleep 0.05; done; echo re''sized\n");
     terminal.shows("resized");
     // Quotes, so that what is typed does not look like what is printed.
-    terminal.type_in("(trap \"echo inter''rupted; exit\" INT; echo wait''ing; sleep 1000)\n");
+    terminal.type_in(
+        "(trap \"echo inter''rupted; exit\" INT; echo wait''ing; while :; do sleep 0.05; done)\n",
+    );
     terminal.shows("waiting");
     terminal.type_in("\x03");
     terminal.shows("interrupted");

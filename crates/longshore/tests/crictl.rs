@@ -248,63 +248,14 @@ async fn walk(program: PathBuf, network: Network<'_>, config: &str) {
         wait_for_network(&crictl);
     }
 
-    crictl.run(&["pull", &image]);
-    let images = crictl.json(&["images", "-o", "json"]);
-    assert_eq!(images["images"][0]["repoTags"], json!([image]));
-    assert!(
-        crictl.json(&["inspecti", &image])["status"]["id"].as_str().unwrap().starts_with("sha256:")
-    );
-    assert!(crictl.run(&["imagefsinfo"]).contains("overlayfs"));
-
-    let logs = crictl.dir.path().join("logs");
-    let pod_config = crictl.file(
-        "pod.json",
-        &json!({
-            "metadata": { "name": "walk", "namespace": "default", "uid": "u1", "attempt": 1 },
-            "log_directory": logs,
-            "labels": { "app": "walk" },
-            "linux": { "security_context": { "namespace_options": { "network": network.of_pod() } },
-                       "cgroup_parent": cgroups.parent() },
-        }),
-    );
-    let container_config = crictl.file(
-        "container.json",
-        &json!({
-            "metadata": { "name": "hello", "attempt": 0 },
-            "image": { "image": image },
-            "command": ["/bin/sh", "-c", "echo hello world; echo oops >&2; exec sleep 1000"],
-            "log_path": "hello.log",
-            "linux": { "resources": { "memory_limit_in_bytes": 67_108_864 } },
-        }),
-    );
+    walk_images(&crictl, &image);
+    let pod_config = pod_config(&crictl, &network, &cgroups);
     let pod = crictl.run(&["runp", &pod_config]);
     let pods = crictl.json(&["pods", "-o", "json", "--label", "app=walk"]);
     assert_eq!(pods["items"][0]["id"], pod.as_str());
     assert_eq!(crictl.json(&["inspectp", &pod])["status"]["state"], "SANDBOX_READY");
     network.check(&crictl, &pod);
-
-    let id = crictl.run(&["create", &pod, &container_config, &pod_config]);
-    crictl.run(&["start", &id]);
-    assert_eq!(crictl.json(&["ps", "-o", "json"])["containers"][0]["id"], id.as_str());
-    assert_eq!(crictl.run(&["exec", "-s", &id, "echo", "inside"]), "inside");
-    assert_eq!(crictl.run(&["exec", "-s", &id[..8], "id", "-u"]), "0");
-    assert_eq!(wait_for_log(&crictl, &id, 2), "hello world\noops");
-
-    crictl.run(&["update", "--memory", "134217728", &id]);
-    let inspected = crictl.json(&["inspect", &id]);
-    assert_eq!(inspected["status"]["state"], "CONTAINER_RUNNING");
-    assert_eq!(inspected["status"]["resources"]["linux"]["memoryLimitInBytes"], "134217728");
-    let mut config = PodSandboxConfig::default();
-    config.linux.get_or_insert_default().cgroup_parent = cgroups.parent();
-    let asked = Pod { id: pod.clone(), config };
-    let limit = cgroups.file(&asked, &id, ("memory", "memory.limit_in_bytes"), "memory.max");
-    assert_eq!(limit.as_deref(), Some("134217728"), "in the kernel too");
-
-    crictl.run(&["stop", "--timeout", "0", &id]);
-    let stopped = crictl.json(&["inspect", &id]);
-    assert_eq!(stopped["status"]["state"], "CONTAINER_EXITED");
-    assert_eq!(stopped["status"]["exitCode"], 137);
-    crictl.run(&["rm", &id]);
+    walk_container(&crictl, &cgroups, &image, (&pod, &pod_config));
     crictl.run(&["stopp", &pod]);
     assert_eq!(crictl.json(&["inspectp", &pod])["status"]["state"], "SANDBOX_NOTREADY");
     crictl.run(&["rmp", &pod]);
@@ -316,6 +267,65 @@ async fn walk(program: PathBuf, network: Network<'_>, config: &str) {
     assert!(left.is_empty(), "{left:?}");
     assert_eq!(daemon.stop().await.unwrap().code, Some(0));
     cgroups.remove().unwrap();
+}
+
+fn walk_images(crictl: &Crictl, image: &str) {
+    crictl.run(&["pull", image]);
+    let images = crictl.json(&["images", "-o", "json"]);
+    assert_eq!(images["images"][0]["repoTags"], json!([image]));
+    assert!(
+        crictl.json(&["inspecti", image])["status"]["id"].as_str().unwrap().starts_with("sha256:")
+    );
+    assert!(crictl.run(&["imagefsinfo"]).contains("overlayfs"));
+}
+
+fn pod_config(crictl: &Crictl, network: &Network<'_>, cgroups: &Cgroups) -> String {
+    crictl.file(
+        "pod.json",
+        &json!({
+            "metadata": { "name": "walk", "namespace": "default", "uid": "u1", "attempt": 1 },
+            "log_directory": crictl.dir.path().join("logs"),
+            "labels": { "app": "walk" },
+            "linux": { "security_context": { "namespace_options": { "network": network.of_pod() } },
+                       "cgroup_parent": cgroups.parent() },
+        }),
+    )
+}
+
+/// From `create` to `rm`, in a pod that runs.
+fn walk_container(crictl: &Crictl, cgroups: &Cgroups, image: &str, (pod, config): (&str, &str)) {
+    let container_config = crictl.file(
+        "container.json",
+        &json!({
+            "metadata": { "name": "hello", "attempt": 0 },
+            "image": { "image": image },
+            "command": ["/bin/sh", "-c", "echo hello world; echo oops >&2; exec sleep 1000"],
+            "log_path": "hello.log",
+            "linux": { "resources": { "memory_limit_in_bytes": 67_108_864 } },
+        }),
+    );
+    let id = crictl.run(&["create", pod, &container_config, config]);
+    crictl.run(&["start", &id]);
+    assert_eq!(crictl.json(&["ps", "-o", "json"])["containers"][0]["id"], id.as_str());
+    assert_eq!(crictl.run(&["exec", "-s", &id, "echo", "inside"]), "inside");
+    assert_eq!(crictl.run(&["exec", "-s", &id[..8], "id", "-u"]), "0");
+    assert_eq!(wait_for_log(crictl, &id, 2), "hello world\noops");
+
+    crictl.run(&["update", "--memory", "134217728", &id]);
+    let inspected = crictl.json(&["inspect", &id]);
+    assert_eq!(inspected["status"]["state"], "CONTAINER_RUNNING");
+    assert_eq!(inspected["status"]["resources"]["linux"]["memoryLimitInBytes"], "134217728");
+    let mut config = PodSandboxConfig::default();
+    config.linux.get_or_insert_default().cgroup_parent = cgroups.parent();
+    let asked = Pod { id: pod.to_owned(), config };
+    let limit = cgroups.file(&asked, &id, ("memory", "memory.limit_in_bytes"), "memory.max");
+    assert_eq!(limit.as_deref(), Some("134217728"), "in the kernel too");
+
+    crictl.run(&["stop", "--timeout", "0", &id]);
+    let stopped = crictl.json(&["inspect", &id]);
+    assert_eq!(stopped["status"]["state"], "CONTAINER_EXITED");
+    assert_eq!(stopped["status"]["exitCode"], 137);
+    crictl.run(&["rm", &id]);
 }
 
 /// The directory is followed: it takes a moment.

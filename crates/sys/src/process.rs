@@ -1,11 +1,39 @@
 //! What this process is and may: reaping, privileges, capabilities, its place with the
-//! OOM killer.
+//! OOM killer; and programs it runs within a limit.
 
-use std::{fmt, fs};
+use std::{
+    fmt, fs,
+    io::{self, Write},
+    process::{Command, Output, Stdio},
+    time::Duration,
+};
 
 use rustix::process::{DumpableBehavior, getpid};
 
-use crate::error::{Error, Result, on, to};
+use crate::{
+    error::{Error, Result, on, to},
+    pidfd::Pidfd,
+};
+
+const SIGKILL: i32 = 9;
+
+/// Runs a program to its end, or kills it at the limit: `TimedOut`. What it is told and what
+/// it prints fit into a pipe; one that ends before it was told all says why by its status.
+/// Blocking.
+pub fn output_within(mut command: Command, input: &[u8], limit: Duration) -> io::Result<Output> {
+    let stdin = if input.is_empty() { Stdio::null() } else { Stdio::piped() };
+    let mut child = command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    if let Some(mut pipe) = child.stdin.take() {
+        let _ = pipe.write_all(input);
+    }
+    let process = Pidfd::open(child.id())?;
+    if process.wait_end(Some(limit))? {
+        return child.wait_with_output();
+    }
+    process.signal(SIGKILL)?;
+    child.wait_with_output()?;
+    Err(io::Error::new(io::ErrorKind::TimedOut, format!("took longer than {limit:?}")))
+}
 
 /// Orphans below us become our children, so that none of their exits is lost.
 pub fn become_subreaper() -> Result<()> {
@@ -194,6 +222,23 @@ mod tests {
 
     const STATUS: &str = "Name:\tsh\nCapInh:\t0000000000000000\nCapPrm:\t000001fffeffffff\n\
         CapEff:\t0000000000000001\nCapBnd:\t000001fffeffffff\nCapAmb:\t0000000000000000\n";
+
+    #[test]
+    fn programs_run_to_their_end_or_to_the_limit() {
+        let sh = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            command
+        };
+        let limit = Duration::from_secs(60);
+        let told = output_within(sh("read x; echo $x; echo no >&2; exit 3"), b"yes\n", limit);
+        let Output { status, stdout, stderr } = told.unwrap();
+        assert_eq!((status.code(), &*stdout, &*stderr), (Some(3), &b"yes\n"[..], &b"no\n"[..]));
+        let deaf = output_within(sh("exec <&-; exit 4"), &[b'x'; 60_000], limit).unwrap();
+        assert_eq!(deaf.status.code(), Some(4));
+        let late = output_within(sh("exec sleep 1000"), &[], Duration::from_millis(10));
+        assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
 
     #[test]
     fn capabilities_come_from_status() {

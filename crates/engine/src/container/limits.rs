@@ -5,7 +5,6 @@ use std::{fs, path::Path, sync::Arc};
 use base::Kind;
 use oci::{CgroupFacts, CgroupVersion, LinuxResources, Resources, Spec};
 use shim_client::ShimError;
-use sys::cgroup::{Cgroup, Layout};
 
 use crate::{
     error::{EngineError, Result},
@@ -182,7 +181,7 @@ fn cpusets(
             oci::container_cgroup_path(driver, parent, &container.pod, &container.id)?.dir
         }
     };
-    let Some(group) = Cgroup::open(&Layout::detect()?, &dir)? else { return Ok(()) };
+    let Some(group) = shared.groups.open(&dir)? else { return Ok(()) };
     for (file, into) in
         [("cpuset.cpus", &mut now.cpuset_cpus), ("cpuset.mems", &mut now.cpuset_mems)]
     {

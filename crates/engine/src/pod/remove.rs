@@ -54,5 +54,9 @@ async fn remove_cgroup(shared: &Arc<Shared>, pod: &PodRecord) -> Result<()> {
     }
     let path = oci::pod_cgroup_path(driver, None, &pod.id)?;
     let (shared, limit) = (Arc::clone(shared), shared.config.limits.kill);
-    blocking(move || shared.groups.remove(&path, limit)).await
+    blocking(move || match shared.groups.open(&path)? {
+        Some(group) => Ok(group.remove(limit)?),
+        None => Ok(()),
+    })
+    .await
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use oci::{CgroupDriver, Resources};
-use sys::cgroup::{Cgroup, Layout, Version};
+use sys::cgroup::{Cgroup, Version};
 
 use crate::{
     error::{EngineError, Result},
@@ -32,8 +32,8 @@ pub(crate) async fn update(
     let driver = shared.config.cgroup_driver;
     if driver == CgroupDriver::Cgroupfs {
         let path = oci::pod_cgroup_path(driver, pod.request.cgroup_parent.as_deref(), &pod.id)?;
-        let sum = Sum::of(&limits);
-        blocking(move || match Cgroup::open(&Layout::detect()?, &path)? {
+        let (sum, shared) = (Sum::of(&limits), Arc::clone(&shared));
+        blocking(move || match shared.groups.open(&path)? {
             Some(group) => apply(&group, &sum),
             None => Ok(()),
         })
@@ -143,6 +143,8 @@ fn apply(group: &Cgroup, sum: &Sum) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
+
+    use sys::cgroup::Layout;
 
     use super::*;
 

@@ -185,12 +185,7 @@ pub(super) fn seccomp(key: String, name: &str) -> Result<Profile, ConfigError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[track_caller]
-    fn refused(toml: &str, want: &str) {
-        let error = toml::from_str::<Config>(toml).unwrap().check().unwrap_err().to_string();
-        assert_eq!(error, want);
-    }
+    use crate::config::tests::refused;
 
     #[test]
     fn bad_values_name_their_key() {

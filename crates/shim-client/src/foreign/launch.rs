@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use sys::pidfd::Pidfd;
+use sys::process::output_within;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
     process::Command as AsyncCommand,
@@ -99,7 +99,7 @@ async fn read(pipe: Option<impl AsyncRead + Unpin>, into: &mut Vec<u8>) {
 
 /// Has the shim's binary remove what is left of a task whose shim is dead. Blocking.
 pub(crate) fn delete(pod: &PodFile, id: &str, bundle: &Path, limit: Duration) -> io::Result<()> {
-    let output = run(command(pod, id, bundle, "", "delete"), limit)?;
+    let output = output_within(command(pod, id, bundle, "", "delete"), &[], limit)?;
     let Output { status, stdout, stderr } = output;
     match status.success() {
         true => Ok(()),
@@ -111,24 +111,11 @@ pub(crate) fn delete(pod: &PodFile, id: &str, bundle: &Path, limit: Duration) ->
 pub fn ask_form(binary: &Path, limit: Duration) -> BootstrapForm {
     let mut command = Command::new(binary);
     command.arg("-v").current_dir("/").env_clear();
-    match run(command, limit) {
+    match output_within(command, &[], limit) {
         Ok(output) => BootstrapForm::of_version(&String::from_utf8_lossy(&output.stdout)),
         // Its start will say what is wrong with it.
         Err(_) => BootstrapForm::default(),
     }
-}
-
-/// To its end or to the limit. What it prints fits into a pipe.
-fn run(mut command: Command, limit: Duration) -> io::Result<Output> {
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let child = command.spawn()?;
-    let process = Pidfd::open(child.id())?;
-    if process.wait_end(Some(limit))? {
-        return child.wait_with_output();
-    }
-    process.signal(9)?;
-    child.wait_with_output()?;
-    Err(io::ErrorKind::TimedOut.into())
 }
 
 /// Flags and environment are those every shim knows, old or new.
