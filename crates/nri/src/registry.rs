@@ -12,7 +12,10 @@
 //! **Invariant:** a container is reported stopped at most once and removed at most once, a
 //! pod likewise, and each only if it was created.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use crate::model::Place;
 
@@ -20,6 +23,8 @@ use crate::model::Place;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Table<T> {
     objects: BTreeMap<String, Entry<T>>,
+    /// What was removed and is kept, so that forgetting it looks at nothing else.
+    kept: BTreeSet<(Place, String)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -41,7 +46,7 @@ enum Stopped {
 
 impl<T> Default for Table<T> {
     fn default() -> Self {
-        Self { objects: BTreeMap::new() }
+        Self { objects: BTreeMap::new(), kept: BTreeSet::new() }
     }
 }
 
@@ -89,7 +94,8 @@ impl<T> Table<T> {
     pub fn remove(&mut self, id: &str, at: Place) {
         if let Some(entry) = self.objects.get_mut(id) {
             entry.stopped.get_or_insert(Stopped::At(at));
-            entry.removed.get_or_insert(at);
+            let end = *entry.removed.get_or_insert(at);
+            self.kept.insert((end, id.to_owned()));
         }
     }
 
@@ -114,7 +120,16 @@ impl<T> Table<T> {
     /// Forgets what ended before any place a plugin is still to be told about.
     pub fn prune(&mut self, earliest_join: Option<Place>) {
         let needed = |end: Place| earliest_join.is_some_and(|join| end > join);
-        self.objects.retain(|_, entry| entry.removed.is_none_or(needed));
+        while let Some((end, id)) = self.kept.pop_first() {
+            if needed(end) {
+                self.kept.insert((end, id));
+                return;
+            }
+            // One of the same name may have come since.
+            if self.objects.get(&id).is_some_and(|entry| entry.removed == Some(end)) {
+                self.objects.remove(&id);
+            }
+        }
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Arc<T>)> {
@@ -172,6 +187,7 @@ mod tests {
         table.created("a", Arc::new(1), p1);
         table.remove("a", p2);
         table.created("a", Arc::new(2), p3);
+        table.prune(None);
         assert_eq!(table.get("a").map(|v| **v), Some(2));
         assert!(table.is_live("a"));
     }
