@@ -110,6 +110,7 @@ pub mod name {
     pub const IO: &str = "longshore.shim.v1.Io";
     pub const METRICS_V2: &str = "io.containerd.cgroups.v2.Metrics";
     pub const CREATE_OPTIONS: &str = "longshore.shim.v1.CreateOptions";
+    pub const CREATE_PRIORITIZED: &str = "longshore.shim.v1.CreatePrioritized";
     /// JSON of an OCI `Process` and of OCI `LinuxResources`, as containerd names them.
     pub const OCI_PROCESS: &str = "types.containerd.io/opencontainers/runtime-spec/1/Process";
     pub const OCI_RESOURCES: &str =

@@ -6,6 +6,7 @@ mod images;
 pub(crate) mod labels;
 pub(crate) mod limits;
 pub(crate) mod make;
+mod priorities;
 pub(crate) mod remove;
 pub(crate) mod start;
 mod volumes;

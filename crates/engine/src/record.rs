@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
 
 use base::{Digest, Id};
 use jiff::Timestamp;
-use oci::{ImageFacts, Resources};
+use oci::{ImageFacts, Priorities, Resources};
 use serde::{Deserialize, Serialize};
 use store::Record;
 
@@ -91,6 +91,8 @@ pub struct Made {
     /// Classes that plugins gave it, by name.
     pub block_io_class: Option<String>,
     pub rdt_class: Option<String>,
+    /// What the shim gives its processes: it is not in the spec.
+    pub priorities: Priorities,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

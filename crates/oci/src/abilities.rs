@@ -18,6 +18,8 @@ pub struct Abilities {
     pub io_priority: bool,
     pub scheduler: bool,
     pub memory_policy: bool,
+    /// Not the runtime: our own shim gives processes what priorities the runtime cannot.
+    pub shim_sets_priorities: bool,
 }
 
 /// All.
@@ -38,6 +40,7 @@ impl Default for Abilities {
             io_priority: true,
             scheduler: true,
             memory_policy: true,
+            shim_sets_priorities: true,
         }
     }
 }
@@ -89,14 +92,16 @@ impl Abilities {
             io_priority: version.is_some_and(|version| is_since(version, (1, 1))),
             scheduler: version.is_some_and(|version| is_since(version, (1, 1))),
             memory_policy: features.is_some_and(|f| f.pointer("/linux/memoryPolicy").is_some()),
+            shim_sets_priorities: true,
         }
     }
 }
 
 impl Abilities {
-    /// What is left of it behind a shim that is not ours: we do not make user namespaces for those.
+    /// What is left of it behind a shim that is not ours: we do not make user namespaces for those,
+    /// and they give no priorities.
     pub fn behind_foreign_shim(self) -> Self {
-        Self { user_namespaces: false, ..self }
+        Self { user_namespaces: false, shim_sets_priorities: false, ..self }
     }
 }
 

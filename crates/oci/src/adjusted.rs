@@ -9,6 +9,7 @@ use crate::{
     error::{OciError, Result},
     facts::CgroupDriver,
     linux::{check_heard, from_linux},
+    priority,
     request::Resources,
     resources::{self, Ignored, Limits},
 };
@@ -32,13 +33,7 @@ pub fn check_adjusted(before: &Spec, after: &mut Spec, limits: Limits<'_>) -> Re
 }
 
 fn check_process(before: &Process, after: &mut Process, limits: Limits<'_>) -> Result<()> {
-    let abilities = limits.handler.abilities;
-    if after.io_priority() != before.io_priority() && !abilities.io_priority {
-        return Err(limits.unable("io_priority"));
-    }
-    if after.scheduler() != before.scheduler() && !abilities.scheduler {
-        return Err(limits.unable("scheduler"));
-    }
+    priority::check(before, after, limits.handler.abilities, |field| limits.unable(field))?;
     // Lower than ours it cannot be without the capability for it.
     if let (Some(score), Some(floor)) = (after.oom_score_adj(), limits.host.oom_score_floor) {
         after.set_oom_score_adj(Some(score.max(floor)));

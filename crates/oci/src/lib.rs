@@ -30,6 +30,7 @@ mod linux;
 mod mounts;
 mod namespaces;
 mod pause;
+mod priority;
 mod process;
 mod request;
 mod resources;
@@ -59,8 +60,12 @@ pub use json::to_json;
 pub use linux::{from_linux, resources_of, to_linux, update_linux};
 pub use mounts::image_volumes;
 pub use namespaces::check_mappings;
-pub use oci_spec::runtime::{LinuxBlockIo, LinuxIntelRdt, LinuxResources, Process, Spec};
+pub use oci_spec::runtime::{
+    IOPriorityClass, LinuxBlockIo, LinuxIntelRdt, LinuxResources, LinuxSchedulerFlag,
+    LinuxSchedulerPolicy, Process, Scheduler, Spec,
+};
 pub use pause::pause_program;
+pub use priority::Priorities;
 pub use process::exec_process;
 pub use request::{
     BlockIo, CapabilityRequest, ConsoleSize, ContainerRequest, DeviceKind, DeviceRate,

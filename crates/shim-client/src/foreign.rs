@@ -47,7 +47,7 @@ pub use record::RuntimeOptions;
 pub(crate) use streams::Streams;
 
 use crate::{
-    CreateTask, Namespaces, Shim, ShimError, ShimInfo, Stdio,
+    CreateTask, Namespaces, Shim, ShimError, ShimInfo,
     bury::{held, started_at},
     connect,
     shim::Side,
@@ -172,9 +172,8 @@ impl Foreign {
         pod.running = Some(Running { version, address, pid, start_time });
         pod.write(dir)?;
         let streams = self.streams(dir, &pod, &line.task)?;
-        let stdio = Stdio::default();
         let sandbox =
-            CreateTask { id: pod.id.clone(), bundle: pod.bundle.clone(), stdio, log: None };
+            CreateTask { id: pod.id.clone(), bundle: pod.bundle.clone(), ..CreateTask::default() };
         streams.create(&line.task, limit, sandbox).await?;
         let request = StartRequest { id: pod.id.clone(), exec_id: String::new() };
         let _: StartResponse = line.task.call("Start", limit, &request).await?;

@@ -39,8 +39,11 @@ pub use foreign::{
 pub use limits::Limits;
 pub use shim::{Shim, ShimInfo};
 pub use spec::{
-    CreateTask, ExecTask, Exit, LogFormat, LogTarget, StartPod, Stdio, TaskState, TaskStatus,
+    CreateTask, ExecTask, Exit, LogFormat, LogTarget, Priorities, StartPod, Stdio, TaskState,
+    TaskStatus,
 };
 pub use start::start;
+
+pub use sys::sched::{IoPriority, Scheduler};
 
 pub use api_shim::start::{IdMap, LogLevel, Namespaces, OciRuntime, UserNs};

@@ -4,17 +4,20 @@
 use std::time::Duration;
 
 use api_shim::{
-    longshore::{self as wire, CreateOptions, IoClient, ListRequest, ReopenLogRequest},
+    longshore::{
+        self as wire, CreateOptions, CreatePrioritized, IoClient, ListRequest, ReopenLogRequest,
+    },
     name,
     process::Status,
     task::v3::{CreateTaskRequest, CreateTaskResponse, DeleteRequest, WaitRequest},
 };
 use jiff::Timestamp;
 use prost::Message;
+use prost_types::Any;
 use ttrpc::Context;
 
 use crate::{
-    CreateTask, Exit, LogFormat, LogTarget, ShimError, TaskState, TaskStatus,
+    CreateTask, Exit, LogFormat, LogTarget, Priorities, ShimError, TaskState, TaskStatus,
     shim::{any, garbled, text},
     task::Task,
 };
@@ -32,7 +35,7 @@ impl Io {
         limit: Duration,
         wanted: CreateTask,
     ) -> Result<u32, ShimError> {
-        let CreateTask { id, bundle, stdio, log } = wanted;
+        let CreateTask { id, bundle, stdio, log, priorities } = wanted;
         let options = CreateOptions {
             stdin: stdio.stdin,
             stdin_once: stdio.stdin_once,
@@ -42,11 +45,11 @@ impl Io {
             id,
             bundle: text(bundle)?,
             terminal: stdio.tty,
-            options: Some(any(name::CREATE_OPTIONS, options.encode_to_vec())),
+            options: Some(options_to_wire(options, &priorities)),
             ..CreateTaskRequest::default()
         };
-        let created: CreateTaskResponse = task.call("Create", limit, &request).await?;
-        Ok(created.pid)
+        let created: Result<CreateTaskResponse, _> = task.call("Create", limit, &request).await;
+        created.map(|created| created.pid).map_err(|error| say_age(error, &priorities))
     }
 
     pub(crate) async fn wait(&self, id: &str, exec_id: &str) -> Result<Exit, ShimError> {
@@ -83,6 +86,41 @@ impl Io {
         let request = ReopenLogRequest { id: id.to_owned() };
         let done = self.0.reopen_log(&Context::timeout(limit), &request).await;
         done.map_err(|e| ShimError::of_call("ReopenLog", limit, e)).map(drop)
+    }
+}
+
+fn options_to_wire(options: CreateOptions, priorities: &Priorities) -> Any {
+    if *priorities == Priorities::default() {
+        return any(name::CREATE_OPTIONS, options.encode_to_vec());
+    }
+    let io =
+        priorities.io.map(|io| wire::IoPriority { class: io.class.into(), level: io.level.into() });
+    let scheduler = priorities.scheduler.map(|s| wire::Scheduler {
+        policy: s.policy,
+        flags: s.flags,
+        nice: s.nice,
+        priority: s.priority,
+        runtime: s.runtime,
+        deadline: s.deadline,
+        period: s.period,
+    });
+    let priorities = Some(wire::Priorities { io, scheduler });
+    let prioritized = CreatePrioritized { options: Some(options), priorities };
+    any(name::CREATE_PRIORITIZED, prioritized.encode_to_vec())
+}
+
+/// A shim that an older daemon started does not know the options; it says so by their name.
+fn say_age(error: ShimError, priorities: &Priorities) -> ShimError {
+    match error {
+        ShimError::Refused { call, kind: base::Kind::Invalid, message }
+            if message.contains(name::CREATE_PRIORITIZED) =>
+        {
+            let fields = priorities.fields().collect::<Vec<_>>().join(", ");
+            let why = "the pod's shim is of an older version and cannot set it; make the pod anew";
+            let message = format!("{fields}: {why}");
+            ShimError::Refused { call, kind: base::Kind::Unimplemented, message }
+        }
+        error => error,
     }
 }
 
@@ -131,4 +169,46 @@ pub(crate) fn time(
 ) -> Result<Timestamp, ShimError> {
     let at = at.and_then(|at| Timestamp::new(at.seconds, at.nanos).ok());
     at.ok_or_else(|| garbled(call, "exit without a time"))
+}
+
+#[cfg(test)]
+mod tests {
+    use sys::sched::IoPriority;
+    use tokio_util::task::TaskTracker;
+    use ttrpc::{Client, Server, ServerContext, Service, Status};
+
+    use super::*;
+
+    /// A shim that knows no priorities, as the first of ours were.
+    fn old_shim(tracker: &TaskTracker) -> Task {
+        let create = |_: ServerContext, request: CreateTaskRequest| async {
+            match request.options.unwrap_or_default() {
+                any if any.type_url == name::CREATE_OPTIONS => Ok(CreateTaskResponse { pid: 7 }),
+                any => {
+                    let why = format!("options: {} is unknown", any.type_url);
+                    Err(Status::new(ttrpc::Code::InvalidArgument, why))
+                }
+            }
+        };
+        let server = Server::builder().service(Service::new(name::TASK_V3).unary("Create", create));
+        let (server, (theirs, ours)) = (server.build(), tokio::io::duplex(4096));
+        tracker.spawn(async move { server.serve_connection(theirs).await });
+        Task::new(Client::new(ours), 3).unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_older_shim_drops_no_priorities() {
+        let tracker = TaskTracker::new();
+        let task = old_shim(&tracker);
+        let limit = Duration::from_secs(60);
+        let plain = CreateTask { id: "c".to_owned(), ..CreateTask::default() };
+        assert_eq!(Io::create(&task, limit, plain.clone()).await.unwrap(), 7);
+        let io = Some(IoPriority { class: 2, level: 6 });
+        let priorities = Priorities { io, scheduler: Some(Default::default()) };
+        let prioritized = CreateTask { priorities, ..plain };
+        let error = Io::create(&task, limit, prioritized).await.unwrap_err();
+        assert_eq!(error.kind(), base::Kind::Unimplemented);
+        let want = "Create: io_priority, scheduler: the pod's shim is of an older version";
+        assert!(error.to_string().starts_with(want), "{error}");
+    }
 }

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use sys::sched::{IoPriority, Scheduler};
 
 use crate::{LogLevel, Namespaces, OciRuntime};
 
@@ -28,13 +29,30 @@ pub struct StartPod {
 }
 
 /// A container to create. Its bundle is complete, its root file system mounted.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct CreateTask {
     pub id: String,
     pub bundle: PathBuf,
     pub stdio: Stdio,
     /// Without one output goes to those attached only.
     pub log: Option<LogTarget>,
+    /// What the OCI runtime cannot give. Only our own shim can.
+    pub priorities: Priorities,
+}
+
+/// Of the first process of a container, and of those added to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Priorities {
+    pub io: Option<IoPriority>,
+    pub scheduler: Option<Scheduler>,
+}
+
+impl Priorities {
+    /// By the names plugins know them by.
+    pub(crate) fn fields(&self) -> impl Iterator<Item = &'static str> {
+        let io = self.io.map(|_| "io_priority");
+        io.into_iter().chain(self.scheduler.map(|_| "scheduler"))
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -149,24 +149,30 @@ impl Tasks {
         }
         args.push(task.id.clone().into());
         let birth = self.runtime.reaper.birth();
-        let call = Call { step: "exec", bundle: &task.bundle, args, streams, deadline };
+        let mut call = Call::silent("exec", &task.bundle, args, deadline);
+        call.streams = streams;
+        let (inherited, late) = task.priorities.for_added();
+        call.priorities = inherited;
         let born = self.runtime.bear(birth, call, &pid_file).await;
         let _ = fs::remove_file(&spec_file);
         let (live, ended) = born?;
         let pid = live.pid;
-        exec.process.begin(live);
+        exec.process.begin(live.clone());
         let exec_of = Arc::clone(exec);
         self.work.spawn(async move {
             if let Ok(ended) = ended.await {
                 exec_of.process.end(ended);
             }
         });
-        if let (Some(socket), Some(ends)) = (console, ends)
-            && let Err(error) =
+        let ready = late.give(&live).and_then(|()| match (console, ends) {
+            (Some(socket), Some(ends)) => {
                 socket.receive().and_then(|tty| self.serve_terminal(exec, tty, ends))
-        {
-            // It runs, but nobody could talk to it.
-            self.kill_exec(&task.id, &exec.id, SIGKILL)?;
+            }
+            _ => Ok(()),
+        });
+        if let Err(error) = ready {
+            // It runs, but not as it should, or nobody could talk to it.
+            let _ = self.kill_exec(&task.id, &exec.id, SIGKILL);
             return Err(error);
         }
         Ok(pid)

@@ -21,6 +21,7 @@ mod exec;
 mod note;
 mod pid1;
 mod pod;
+mod priority;
 mod process;
 mod reaper;
 mod record;

@@ -25,6 +25,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::{
     error::{Error, Result},
+    priority::Priorities,
     process::{Ended, Live},
     reaper::{Birth, Reaper},
 };
@@ -67,8 +68,23 @@ pub(crate) struct Call<'a> {
     pub(crate) bundle: &'a Path,
     pub(crate) args: Vec<OsString>,
     pub(crate) streams: Streams,
+    /// Of the runtime, for what it makes to inherit.
+    pub(crate) priorities: Priorities,
     /// When the caller stops waiting. The runtime is killed then.
     pub(crate) deadline: Option<Instant>,
+}
+
+impl<'a> Call<'a> {
+    /// One whose process has nothing to say and nothing to hear.
+    pub(crate) fn silent(
+        step: &'static str,
+        bundle: &'a Path,
+        args: Vec<OsString>,
+        deadline: Option<Instant>,
+    ) -> Self {
+        let (streams, priorities) = (Streams::default(), Priorities::default());
+        Self { step, bundle, args, streams, priorities, deadline }
+    }
 }
 
 impl Runtime {
@@ -78,9 +94,10 @@ impl Runtime {
 
     /// Runs to the end of the runtime. Not cancel safe: to be awaited in a task of its own.
     pub(crate) async fn run(&self, call: Call<'_>) -> Result<()> {
-        let Call { step, bundle, args, streams, deadline } = call;
-        let log = bundle.join(format!("rt{}.log", self.calls.fetch_add(1, Ordering::Relaxed)));
-        let ended = self.spawn(step, bundle, &log, args, streams, deadline).await;
+        let step = call.step;
+        let number = self.calls.fetch_add(1, Ordering::Relaxed);
+        let log = call.bundle.join(format!("rt{number}.log"));
+        let ended = self.spawn(call, &log).await;
         let said = last_error(&log);
         let _ = fs::remove_file(&log);
         match ended? {
@@ -92,15 +109,8 @@ impl Runtime {
         }
     }
 
-    async fn spawn(
-        &self,
-        step: &'static str,
-        bundle: &Path,
-        log: &Path,
-        args: Vec<OsString>,
-        streams: Streams,
-        deadline: Option<Instant>,
-    ) -> Result<Ended> {
+    async fn spawn(&self, call: Call<'_>, log: &Path) -> Result<Ended> {
+        let Call { step, bundle, args, streams, priorities, deadline } = call;
         let doing = || format!("run {}", self.config.binary.display());
         let mut command = Command::new(&self.config.binary);
         command.arg("--root").arg(&self.config.root).arg("--log").arg(log);
@@ -110,6 +120,7 @@ impl Runtime {
         }
         command.args(&self.config.args).arg(step).args(args).current_dir(bundle);
         command.stdin(streams.stdin).stdout(streams.stdout).stderr(streams.stderr);
+        priorities.start_with(&mut command);
         let child = with_usual_umask(|| command.spawn()).map_err(Error::io(doing()))?;
         // The command holds our copies of the streams.
         drop(command);

@@ -6,7 +6,9 @@
 use std::sync::Arc;
 
 use api_shim::{
-    longshore::{CreateOptions, Exit, ListRequest, ListResponse, ReopenLogRequest},
+    longshore::{
+        CreateOptions, CreatePrioritized, Exit, ListRequest, ListResponse, ReopenLogRequest,
+    },
     name,
     process::ProcessInfo,
     task::v3::{
@@ -26,6 +28,7 @@ use ttrpc::{ServerContext, Service, Status};
 use crate::{
     error::{Error, Result},
     exec::Exec,
+    priority::Priorities,
     serve::Shim,
     tasks::Create,
 };
@@ -180,17 +183,29 @@ async fn create(
     if !request.checkpoint.is_empty() {
         return Err(Error::Unimplemented("restoring a checkpoint"));
     }
-    let options = match request.options {
-        Some(any) if any.type_url == name::CREATE_OPTIONS => {
-            CreateOptions::decode(any.value.as_slice())
-                .map_err(|e| invalid("options", &e.to_string()))?
-        }
-        Some(any) => return Err(invalid("options", &format!("{} is unknown", any.type_url))),
-        None => CreateOptions::default(),
+    let wanted = prioritized(request.options)?;
+    let create = Create {
+        id: request.id,
+        bundle: request.bundle.into(),
+        tty: request.terminal,
+        options: wanted.options.unwrap_or_default(),
+        priorities: Priorities::from_wire(wanted.priorities.unwrap_or_default())?,
     };
-    let (id, bundle, tty) = (request.id, request.bundle.into(), request.terminal);
-    let pid = shim.tasks.create(Create { id, bundle, tty, options }, deadline).await?;
+    let pid = shim.tasks.create(create, deadline).await?;
     Ok(CreateTaskResponse { pid })
+}
+
+/// Options of either kind.
+fn prioritized(options: Option<Any>) -> Result<CreatePrioritized> {
+    let invalid = |why: String| Error::Invalid { field: "options", why };
+    let Some(Any { type_url, value }) = options else { return Ok(CreatePrioritized::default()) };
+    let decoded = match type_url.as_str() {
+        name::CREATE_OPTIONS => CreateOptions::decode(value.as_slice())
+            .map(|options| CreatePrioritized { options: Some(options), priorities: None }),
+        name::CREATE_PRIORITIZED => CreatePrioritized::decode(value.as_slice()),
+        other => return Err(invalid(format!("{other} is unknown"))),
+    };
+    decoded.map_err(|e| invalid(e.to_string()))
 }
 
 async fn start(

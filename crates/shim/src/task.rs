@@ -29,8 +29,10 @@ use crate::{
     error::{Error, Result},
     exec::Exec,
     note,
+    priority::Priorities,
     process::{Ended, Process},
     record::{self, Record},
+    tasks::Create,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +49,7 @@ pub(crate) struct Task {
     pub(crate) id: String,
     pub(crate) bundle: PathBuf,
     pub(crate) tty: bool,
+    pub(crate) priorities: Priorities,
     pub(crate) init: Process,
     phase: Mutex<Phase>,
     /// Held by whatever changes the phase, other than the end of the container.
@@ -63,12 +66,13 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    pub(crate) fn new(id: String, bundle: PathBuf, tty: bool, records: &Path) -> Self {
+    pub(crate) fn new(create: &Create, records: &Path) -> Self {
         Self {
-            record: Record::new(records, &id),
-            id,
-            bundle,
-            tty,
+            record: Record::new(records, &create.id),
+            id: create.id.clone(),
+            bundle: create.bundle.clone(),
+            tty: create.tty,
+            priorities: create.priorities,
             init: Process::new(),
             phase: Mutex::new(Phase::Creating),
             turn: tokio::sync::Mutex::new(()),
@@ -197,6 +201,8 @@ pub(crate) fn check_id(field: &'static str, id: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use api_shim::longshore::CreateOptions;
+
     use super::*;
 
     #[test]
@@ -211,7 +217,14 @@ mod tests {
 
     #[test]
     fn a_stopped_container_stays_stopped() {
-        let task = Task::new("c".to_owned(), "/b".into(), false, Path::new("/nowhere"));
+        let create = Create {
+            id: "c".to_owned(),
+            bundle: "/b".into(),
+            tty: false,
+            options: CreateOptions::default(),
+            priorities: Priorities::default(),
+        };
+        let task = Task::new(&create, Path::new("/nowhere"));
         task.set_phase(Phase::Created);
         assert!(task.require("start", &[Phase::Created]).is_ok());
         task.set_phase(Phase::Stopped);

@@ -33,6 +33,7 @@ use crate::{
     console::{ConsoleSocket, copy_of},
     error::{Error, Result},
     note,
+    priority::Priorities,
     process::{Ended, Live},
     reaper::Reaper,
     runtime::{Call, Runtime, Streams},
@@ -76,6 +77,7 @@ pub(crate) struct Create {
     pub(crate) bundle: PathBuf,
     pub(crate) tty: bool,
     pub(crate) options: CreateOptions,
+    pub(crate) priorities: Priorities,
 }
 
 impl Tasks {
@@ -148,8 +150,8 @@ impl Tasks {
         if all.contains_key(&create.id) {
             return Err(Error::Exists { what: "container", id: create.id.clone() });
         }
-        let Create { id, bundle, tty, .. } = create;
-        let task = Arc::new(Task::new(id.clone(), bundle.clone(), *tty, &self.records));
+        let task = Arc::new(Task::new(create, &self.records));
+        let id = &create.id;
         all.insert(id.clone(), Arc::clone(&task));
         Ok(task)
     }
@@ -170,10 +172,12 @@ impl Tasks {
         }
         args.push(task.id.clone().into());
         let birth = self.runtime.reaper.birth();
-        let call = Call { step: "create", bundle: &task.bundle, args, streams, deadline };
+        let mut call = Call::silent("create", &task.bundle, args, deadline);
+        call.streams = streams;
         let (live, ended) = self.runtime.bear(birth, call, &pid_file).await?;
         let pid = live.pid;
-        self.adopt(task, live, ended);
+        self.adopt(task, live.clone(), ended);
+        task.priorities.give(&live)?;
         if let Some(socket) = console {
             let master = socket.receive()?;
             let source = source(task, &create.options)?
@@ -240,8 +244,7 @@ impl Tasks {
         if self.runtime.knows(&task.id) {
             let args = vec!["--force".into(), task.id.clone().into()];
             let deadline = Some(Instant::now() + UNDO);
-            let streams = Streams::default();
-            let call = Call { step: "delete", bundle: &task.bundle, args, streams, deadline };
+            let call = Call::silent("delete", &task.bundle, args, deadline);
             if let Err(error) = self.runtime.run(call).await {
                 note::warn(format_args!("undo the creation of {}: {error}", task.id));
             }
@@ -297,9 +300,7 @@ impl Tasks {
         // The end is published a moment after the phase says so.
         let ended = task.init.wait().await;
         if self.runtime.knows(id) {
-            let args = vec![id.into()];
-            let streams = Streams::default();
-            let call = Call { step: "delete", bundle: &task.bundle, args, streams, deadline };
+            let call = Call::silent("delete", &task.bundle, vec![id.into()], deadline);
             match self.runtime.run(call).await {
                 Err(error) if self.runtime.knows(id) => return Err(error),
                 _ => {}
@@ -319,8 +320,7 @@ impl Tasks {
         let task = self.get(id)?;
         let _turn = task.turn.lock().await;
         task.require("start", &[Phase::Created])?;
-        let (args, streams) = (vec![id.into()], Streams::default());
-        let call = Call { step: "start", bundle: &task.bundle, args, streams, deadline };
+        let call = Call::silent("start", &task.bundle, vec![id.into()], deadline);
         self.runtime.run(call).await?;
         task.set_phase(Phase::Running);
         Ok(task.init.pid())
@@ -419,8 +419,7 @@ impl Tasks {
         let file = task.bundle.join("update.json");
         std::fs::write(&file, resources).map_err(Error::on("write", &file))?;
         let args = vec!["--resources".into(), file.clone().into(), task.id.clone().into()];
-        let streams = Streams::default();
-        let call = Call { step: "update", bundle: &task.bundle, args, streams, deadline };
+        let call = Call::silent("update", &task.bundle, args, deadline);
         let done = self.runtime.run(call).await;
         let _ = std::fs::remove_file(&file);
         done

@@ -8,6 +8,7 @@
 //! | [`namespace`] | making, pinning, joining namespaces |
 //! | [`netdev`] | traffic of network interfaces |
 //! | [`pidfd`], [`process`] | processes by descriptor; this process's own settings |
+//! | [`sched`] | priorities of threads: scheduler and I/O |
 //! | [`cgroup`] | which hierarchy holds what; reading, writing, freezing, killing |
 //! | [`beneath`], [`fd`], [`pty`] | paths that cannot escape, descriptors, terminals |
 //! | [`label`] | SELinux labels of files |
@@ -30,5 +31,6 @@ pub mod netdev;
 pub mod pidfd;
 pub mod process;
 pub mod pty;
+pub mod sched;
 
 pub use error::{Error, Result};

@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use base::Id;
 use oci::{
-    ContainerRequest, IdMappings, NamespaceMode, NamespacePaths, PodFacts, PodFiles, Spec,
-    UserNamespace,
+    ContainerRequest, IdMappings, NamespaceMode, NamespacePaths, PodFacts, PodFiles, Priorities,
+    Spec, UserNamespace,
 };
 use tokio::sync::OwnedMutexGuard;
 
@@ -195,12 +195,16 @@ impl MakeContainer {
                 "asked for by a plugin, and without effect");
         }
         shared.plugins.remember(shared, self.container.id, adjusted.story).await?;
-        let json = oci::to_json(&adjusted.spec).expect("a spec is JSON");
+        let mut spec = adjusted.spec;
+        let abilities = shared.handler(&pod.handler)?.facts.abilities;
+        let priorities = Priorities::take(&mut spec, abilities);
+        let json = oci::to_json(&spec).expect("a spec is JSON");
         let path = shared.layout.spec(&pod.id, &self.container.id);
         blocking(move || write(&path, &json, 0o600)).await?;
         let made = &mut self.container.made;
-        made.resources = oci::resources_of(&adjusted.spec);
-        made.cgroup_path = cgroup_path(&adjusted.spec);
+        made.resources = oci::resources_of(&spec);
+        made.cgroup_path = cgroup_path(&spec);
+        made.priorities = priorities;
         made.block_io_class = adjusted.block_io_class.filter(|class| !class.is_empty());
         made.rdt_class = adjusted.rdt_class.filter(|class| !class.is_empty());
         Ok(())

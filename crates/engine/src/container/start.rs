@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use shim_client::{CreateTask, LogFormat, LogTarget, Shim, ShimError, Stdio};
 use tokio_util::sync::CancellationToken;
 
+use super::priorities;
 use crate::{attach, error::Result, owner::Turn, record::ContainerRecord, shared::Shared};
 
 pub(crate) const OPERATION: &str = "start-container";
@@ -88,5 +89,6 @@ fn task(shared: &Shared, container: &ContainerRecord) -> CreateTask {
             format: LogFormat::Cri,
             max_line: shared.config.max_log_line,
         }),
+        priorities: priorities::of(&container.made.priorities),
     }
 }

@@ -159,7 +159,7 @@ fn seccomp(profile: Option<&Profile>) -> SeccompProfile {
 pub(super) async fn both(shared: &Shared, record: &ContainerRecord) -> (Pod, Container) {
     let path = shared.layout.spec(&record.pod, &record.id);
     let spec = blocking(move || Ok(read(&path))).await.unwrap_or_else(|_| empty());
-    (pod_of(shared, record), container(record, Arc::new(spec)))
+    (pod_of(shared, record), container(record, whole(spec, record)))
 }
 
 fn pod_of(shared: &Shared, record: &ContainerRecord) -> Pod {
@@ -174,6 +174,12 @@ fn pod_of(shared: &Shared, record: &ContainerRecord) -> Pod {
 fn read(path: &std::path::Path) -> Spec {
     let text = std::fs::read(path).ok();
     text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_else(empty)
+}
+
+/// With what is the shim's part of it.
+fn whole(mut spec: Spec, record: &ContainerRecord) -> Arc<Spec> {
+    record.made.priorities.put_back(&mut spec);
+    Arc::new(spec)
 }
 
 fn empty() -> Spec {
@@ -191,7 +197,7 @@ pub(super) fn world(shared: &Shared) -> (Vec<(Pod, State)>, Vec<Container>) {
     let containers = shared.containers.list().into_iter().filter(|c| c.phase.is_made());
     let containers = containers.map(|record| {
         let spec = read(&shared.layout.spec(&record.pod, &record.id));
-        let mut described = container(&record, Arc::new(spec));
+        let mut described = container(&record, whole(spec, &record));
         // As far as plugins were told; the rest they hear next.
         let ended = matches!(record.phase, ContainerPhase::Exited(_));
         if ended && !record.stop_told {

@@ -228,6 +228,7 @@ pub(crate) fn no_abilities() -> Abilities {
         net_devices: false,
         io_priority: false,
         scheduler: false,
+        shim_sets_priorities: false,
         memory_policy: false,
     }
 }

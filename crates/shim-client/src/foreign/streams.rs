@@ -150,8 +150,13 @@ impl Streams {
         limit: Duration,
         wanted: CreateTask,
     ) -> Result<u32, ShimError> {
-        let CreateTask { id, bundle, stdio, log } = wanted;
+        let CreateTask { id, bundle, stdio, log, priorities } = wanted;
         check_id(&id)?;
+        if let Some(field) = priorities.fields().next() {
+            let message = format!("{field}: shims that are not ours cannot set it");
+            let kind = base::Kind::Unimplemented;
+            return Err(ShimError::Refused { call: "Create", kind, message });
+        }
         if TaskFile::read(&self.inner.dir, &id)?.is_some_and(|file| file.task.pid != 0) {
             let message = format!("container {id:?} exists already");
             let kind = base::Kind::AlreadyExists;

@@ -1,6 +1,6 @@
 //! What is refused on the way to a foreign shim, or by it.
 
-use shim_client::{CreateTask, Foreign, ShimError, Stdio};
+use shim_client::{CreateTask, Foreign, ShimError};
 
 use crate::{
     keeper,
@@ -18,8 +18,7 @@ async fn what_makes_no_sense_is_refused_by_cause() {
     assert_eq!(kind(shim.start_exec(&id, "absent").await), base::Kind::NotFound);
     assert_eq!(shim.shutdown().await.unwrap_err().kind(), base::Kind::FailedPrecondition);
     let bundle = pod.world.bundle(&id, &["true"], &Wish::default());
-    let again =
-        CreateTask { id: id.clone(), bundle: bundle.clone(), stdio: Stdio::default(), log: None };
+    let again = CreateTask { id: id.clone(), bundle: bundle.clone(), ..CreateTask::default() };
     assert_eq!(kind(shim.create(again.clone()).await), base::Kind::AlreadyExists);
     for odd in ["../x", "", ".x", "a/b"] {
         let odd = CreateTask { id: odd.to_owned(), ..again.clone() };

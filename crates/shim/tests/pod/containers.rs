@@ -1,6 +1,6 @@
 //! Create, start, end, delete.
 
-use shim_client::{CreateTask, ShimError, Stdio, TaskStatus};
+use shim_client::{CreateTask, ShimError, TaskStatus};
 
 use crate::{
     keeper::{CHILDREN, LEAVINGS},
@@ -57,8 +57,7 @@ async fn a_failed_creation_leaves_nothing_and_can_be_repeated() {
     let pod = world.start().await;
     let id = pod.world.id("c");
     let bundle = pod.world.bundle(&id, &["/no/such/program"], &Wish::default());
-    let task =
-        CreateTask { id: id.clone(), bundle: bundle.clone(), stdio: Stdio::default(), log: None };
+    let task = CreateTask { id: id.clone(), bundle: bundle.clone(), ..CreateTask::default() };
     let error = pod.shim.create(task.clone()).await.unwrap_err();
     assert!(error.to_string().contains("no such file"), "{error}");
     assert!(pod.shim.list().await.unwrap().is_empty());

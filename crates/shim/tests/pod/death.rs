@@ -43,7 +43,7 @@ async fn calls_go_on_when_their_client_leaves() {
     let id = pod.world.id("c");
     let bundle = pod.world.bundle(&id, &["sleep", "1000"], &Wish::default());
     let (stdio, log) = (shim_client::Stdio::default(), None);
-    let task = shim_client::CreateTask { id: id.clone(), bundle, stdio, log };
+    let task = shim_client::CreateTask { id: id.clone(), bundle, stdio, log, ..Default::default() };
     let other = connect(&pod.world.pod_dir(), LIMIT).await.unwrap();
     // Long enough for the request to leave, too short for the runtime.
     assert!(timeout(Duration::from_millis(3), other.create(task)).await.is_err());
@@ -134,7 +134,7 @@ async fn a_runtime_that_hangs_is_given_up_and_nothing_is_left() {
     let id = pod.world.id("c");
     let bundle = pod.world.bundle(&id, &["true"], &Wish::default());
     let (stdio, log) = (shim_client::Stdio::default(), None);
-    let task = shim_client::CreateTask { id, bundle, stdio, log };
+    let task = shim_client::CreateTask { id, bundle, stdio, log, ..Default::default() };
     let error = pod.shim.create(task).await.unwrap_err();
     assert_eq!(error.kind(), base::Kind::Deadline, "{error}");
     let until = tokio::time::Instant::now() + LIMIT;
@@ -162,7 +162,13 @@ async fn runtimes_that_lie_are_found_out() {
     for said in ["", "garbage", "1", "99999999"] {
         fs::write(bundle.join("said"), said).unwrap();
         let (stdio, log) = (shim_client::Stdio::default(), None);
-        let task = shim_client::CreateTask { id: id.clone(), bundle: bundle.clone(), stdio, log };
+        let task = shim_client::CreateTask {
+            id: id.clone(),
+            bundle: bundle.clone(),
+            stdio,
+            log,
+            ..Default::default()
+        };
         let error = pod.shim.create(task).await.unwrap_err();
         assert!(error.to_string().contains("is no process"), "{said}: {error}");
     }

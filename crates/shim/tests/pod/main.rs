@@ -9,6 +9,7 @@ mod execs;
 mod keeper;
 mod logs;
 mod namespaces;
+mod priorities;
 mod refusals;
 mod resources;
 mod world;

@@ -49,7 +49,13 @@ async fn namespaces_are_pinned_and_furnished() {
         join(&mut config, kind, path.as_ref().unwrap());
     }
     fs::write(bundle.join("config.json"), config.to_string()).unwrap();
-    let task = shim_client::CreateTask { id: id.clone(), bundle, stdio: wish.stdio, log: wish.log };
+    let task = shim_client::CreateTask {
+        id: id.clone(),
+        bundle,
+        stdio: wish.stdio,
+        log: wish.log,
+        ..Default::default()
+    };
     pod.shim.create(task).await.unwrap();
     pod.shim.start(&id).await.unwrap();
     assert_eq!(pod.wait(&id).await.code, 0);
@@ -152,7 +158,13 @@ async fn a_user_namespace_owns_the_others() {
     for dir in [pod.world.dir.path().join("bundles"), bundle.clone()] {
         fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
     }
-    let task = shim_client::CreateTask { id: id.clone(), bundle, stdio: wish.stdio, log: wish.log };
+    let task = shim_client::CreateTask {
+        id: id.clone(),
+        bundle,
+        stdio: wish.stdio,
+        log: wish.log,
+        ..Default::default()
+    };
     pod.shim.create(task).await.unwrap();
     pod.shim.start(&id).await.unwrap();
     assert_eq!(pod.wait(&id).await.code, 0);
@@ -193,7 +205,7 @@ async fn pry(pod: &Pod, name: &str, net: &Path, caps: &Value) -> Vec<String> {
     join(&mut config, "network", net);
     fs::write(bundle.join("config.json"), config.to_string()).unwrap();
     let (stdio, log) = (wish.stdio, wish.log);
-    let task = shim_client::CreateTask { id: id.clone(), bundle, stdio, log };
+    let task = shim_client::CreateTask { id: id.clone(), bundle, stdio, log, ..Default::default() };
     pod.shim.create(task).await.unwrap();
     pod.shim.start(&id).await.unwrap();
     pod.wait(&id).await;

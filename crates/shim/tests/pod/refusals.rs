@@ -1,6 +1,6 @@
 //! What our shim refuses, and by which cause.
 
-use shim_client::{CreateTask, ExecTask, ShimError, Stdio};
+use shim_client::{CreateTask, ExecTask, ShimError};
 
 use crate::{
     execs::process,
@@ -19,8 +19,7 @@ async fn what_makes_no_sense_is_refused_by_cause() {
     assert_eq!(shim.delete(&id).await.unwrap_err().kind(), base::Kind::FailedPrecondition);
     assert_eq!(shim.shutdown().await.unwrap_err().kind(), base::Kind::FailedPrecondition);
     let bundle = pod.world.bundle(&id, &["true"], &Wish::default());
-    let again =
-        CreateTask { id: id.clone(), bundle: bundle.clone(), stdio: Stdio::default(), log: None };
+    let again = CreateTask { id: id.clone(), bundle: bundle.clone(), ..CreateTask::default() };
     assert_eq!(kind(shim.create(again.clone()).await), base::Kind::AlreadyExists);
     let odd = CreateTask { id: "../x".to_owned(), ..again };
     assert_eq!(kind(shim.create(odd).await), base::Kind::Invalid);

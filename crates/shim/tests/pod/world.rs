@@ -11,7 +11,8 @@ use std::{
 use probe::{Driver, HostPaths, Settings};
 use serde_json::{Value, json};
 use shim_client::{
-    CreateTask, Exit, LogFormat, LogLevel, LogTarget, Namespaces, OciRuntime, Shim, StartPod, Stdio,
+    CreateTask, Exit, LogFormat, LogLevel, LogTarget, Namespaces, OciRuntime, Priorities, Shim,
+    StartPod, Stdio,
 };
 use sys::pidfd::Pidfd;
 use tempfile::TempDir;
@@ -41,6 +42,7 @@ pub(crate) struct Wish {
     pub(crate) tweak: Option<fn(&mut Value)>,
     pub(crate) memory: Option<u64>,
     pub(crate) pid_namespace: Option<String>,
+    pub(crate) priorities: Priorities,
 }
 
 impl World {
@@ -268,7 +270,8 @@ impl Pod {
     pub(crate) async fn create(&self, name: &str, args: &[&str], wish: Wish) -> String {
         let id = self.world.id(name);
         let bundle = self.world.bundle(&id, args, &wish);
-        let task = CreateTask { id: id.clone(), bundle, stdio: wish.stdio, log: wish.log };
+        let Wish { stdio, log, priorities, .. } = wish;
+        let task = CreateTask { id: id.clone(), bundle, stdio, log, priorities };
         let pid = self.shim.create(task).await.expect("create");
         assert_ne!(pid, 0);
         id
