@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use api_admin::v1::{
-    ExplainContainerResponse, FieldOwner, Plugin, PluginAnswer, PluginNotice, PluginUpdate,
-    RestartPluginResponse, SpecChange,
+    ExplainContainerResponse, FieldChange, FieldOwner, Plugin, PluginAnswer, PluginNotice,
+    PluginUpdate, RestartPluginResponse, SpecChange,
 };
 use engine::nri::{
     OnFailure, Origin, Owned, PluginPolicy, PluginStatus, Restarted, Story, Watch, WatchEnd,
@@ -83,7 +83,7 @@ fn millis(span: Duration) -> u64 {
 }
 
 pub(crate) fn story(story: Story) -> ExplainContainerResponse {
-    let Story { plugins, owners, changes, updates } = story;
+    let Story { plugins, owners, fields, changes, updates } = story;
     let text = |value: serde_json::Value| {
         if value.is_null() { String::new() } else { value.to_string() }
     };
@@ -104,9 +104,16 @@ pub(crate) fn story(story: Story) -> ExplainContainerResponse {
         before: text(changed.before),
         after: text(changed.after),
     });
+    let fields = fields.into_iter().map(|field| FieldChange {
+        field: field.field,
+        before: text(field.before),
+        after: text(field.after),
+        plugin: field.plugin,
+    });
     ExplainContainerResponse {
         answers: answers.collect(),
         owners: owners.collect(),
+        fields: fields.collect(),
         changes: changes.collect(),
         updates: updates.collect(),
     }

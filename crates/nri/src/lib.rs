@@ -61,7 +61,7 @@ pub use runtime::{
 pub use settings::{
     Backoff, DomainSettings, Duplicates, OnFailure, PluginPolicy, Settings, SettingsError,
 };
-pub use story::{Answered, Changed, Later, Owned, Story};
+pub use story::{Answered, Changed, FieldStory, Later, Owned, Story};
 pub use sync::{Part, SyncPlan, TooLarge};
 pub use tally::Calls;
 pub use validate::{DefaultValidator, REQUIRED_PLUGINS_ANNOTATION, Rejection};

@@ -55,7 +55,17 @@ impl Owners {
 
     /// Everything, cleared fields left out: container, field, owner.
     pub fn iter(&self) -> impl Iterator<Item = (&str, FieldKey, &str)> {
-        let all = self.containers.iter().flat_map(|(container, fields)| {
+        self.all().filter(|(_, _, owner)| !owner.starts_with('-'))
+    }
+
+    /// Fields of one container that somebody cleared and nobody set again, and who.
+    pub(crate) fn cleared(&self, container: &str) -> impl Iterator<Item = (FieldKey, &str)> {
+        let own = self.all().filter(move |(id, ..)| *id == container);
+        own.filter_map(|(_, field, owner)| Some((field, owner.strip_prefix('-')?)))
+    }
+
+    fn all(&self) -> impl Iterator<Item = (&str, FieldKey, &str)> {
+        self.containers.iter().flat_map(|(container, fields)| {
             let simple = fields.simple.iter().map(|(field, owner)| (*field, None, owner));
             let compound = fields.compound.iter().flat_map(|(field, entries)| {
                 entries.owners.iter().map(|(key, owner)| (*field, Some(key.clone()), owner))
@@ -64,8 +74,7 @@ impl Owners {
                 let field = Field::try_from(field).unwrap_or(Field::None);
                 (container.as_str(), FieldKey { field, key }, owner.as_str())
             })
-        });
-        all.filter(|(_, _, owner)| !owner.starts_with('-'))
+        })
     }
 
     pub fn to_wire(&self) -> OwningPlugins {

@@ -1,5 +1,7 @@
 //! A container's journal as plain data that outlives the plugins and the runtime.
 
+mod fields;
+
 use oci_spec::runtime as oci;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -17,6 +19,8 @@ pub struct Story {
     pub plugins: Vec<Answered>,
     /// Fields of NRI, and whose value each has.
     pub owners: Vec<Owned>,
+    /// The same with their values, and what was removed.
+    pub fields: Vec<FieldStory>,
     /// What all of it did to the specification.
     pub changes: Vec<Changed>,
     /// What plugins changed since, oldest first; of many only the last.
@@ -46,6 +50,17 @@ pub struct Answered {
 #[serde(default)]
 pub struct Owned {
     pub field: String,
+    pub plugin: String,
+}
+
+/// A field, or an entry of one, that a plugin set or removed; null is not there.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FieldStory {
+    pub field: String,
+    /// Without any plugin.
+    pub before: Value,
+    pub after: Value,
     pub plugin: String,
 }
 
@@ -101,13 +116,32 @@ impl Journal {
             field: field.to_string(),
             plugin: plugin.to_owned(),
         });
-        let mut changes = Vec::new();
+        let json = |spec: &oci::Spec| serde_json::to_value(spec).unwrap_or_default();
+        let (mut changes, mut fields) = (Vec::new(), Vec::new());
         if let Some(original) = &self.original {
-            let json = |spec: &oci::Spec| serde_json::to_value(spec).unwrap_or_default();
-            compare("", &json(original), &json(adjusted), &mut changes);
+            let (before, after) = (json(original), json(adjusted));
+            compare("", &before, &after, &mut changes);
+            fields = self.fields(container, &before, &after);
         }
         let (plugins, owners) = (answered.collect(), owners.collect());
-        Story { plugins, owners, changes, updates: Vec::new() }
+        Story { plugins, owners, fields, changes, updates: Vec::new() }
+    }
+
+    fn fields(&self, container: &str, before: &Value, after: &Value) -> Vec<FieldStory> {
+        let own = self.owners.iter().filter(|(id, ..)| *id == container);
+        let set = own.map(|(_, field, plugin)| (field, plugin, true));
+        let cleared = self.owners.cleared(container).map(|(field, plugin)| (field, plugin, false));
+        let mut all: Vec<_> = set.chain(cleared).collect();
+        all.sort();
+        let story = |(field, plugin, set): (FieldKey, &str, bool)| {
+            let after = match fields::find(after, &field) {
+                Value::Null if set => fields::asked(&self.merged, &field),
+                found => found,
+            };
+            let before = fields::find(before, &field);
+            FieldStory { field: field.to_string(), before, after, plugin: plugin.to_owned() }
+        };
+        all.into_iter().map(story).collect()
     }
 }
 

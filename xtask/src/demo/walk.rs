@@ -70,7 +70,8 @@ fn plugins(demo: &Demo, daemon: &Daemon) -> Result<()> {
     let limit = demo.show(&["exec", "limited", "sh", "-c", "ulimit -n"])?;
     ensure!(limit.trim() == "123", "the plugin's limit is not in the container: {limit}");
     let story = demo.show(&["nri", "explain", "limited/busybox"])?;
-    ensure!(story.contains("10-ulimits"), "who set it is not told");
+    let row = |line: &str| line.starts_with("Rlimits") && line.ends_with("10-ulimits");
+    ensure!(story.lines().any(row), "who set it is not told: {story}");
 
     install(demo, daemon, &program, &dir.join("20-rival"))?;
     let refused = demo.refused(&run("contested"))?;

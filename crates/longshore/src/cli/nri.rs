@@ -4,6 +4,7 @@ mod pod_file;
 mod quantity;
 mod report;
 mod simulate;
+mod story;
 mod watch;
 
 use std::{io::Write, process::ExitCode};

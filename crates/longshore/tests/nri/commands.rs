@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use api_cri::v1::KeyValue;
 use nri_sdk::Creation;
 use serde_json::Value;
 use testkit::Node;
@@ -40,21 +41,39 @@ async fn who_set_what_is_told_also_when_plugin_and_daemon_are_gone() {
     let plain = cri.create(&pod, node.sh("plain", "true")).await.unwrap();
     script(&probe.on_create, |_| {
         let mut creation = Creation::default();
-        creation.adjustment.env.set("WHO", "probe");
+        creation.adjustment.env.set("WHO", "probe").remove("GONE");
         creation.adjustment.oom_score_adj = Some(500);
+        creation.adjustment.annotations.set("long", "x".repeat(1000));
         Ok(creation)
     });
-    cri.create(&pod, node.sh("c", "true")).await.unwrap();
+    let mut asked = node.sh("c", "true");
+    asked.envs = vec![KeyValue { key: "GONE".into(), value: "was".into() }];
+    cri.create(&pod, asked).await.unwrap();
     drop(probe);
     node.daemon.kill().unwrap();
     node.daemon.start_again().await.unwrap();
 
     let text = longshore(&node, &["nri", "explain", "p/c"]).await;
-    assert!(text.contains("Env \"WHO\"") && text.contains("10-probe"), "{text}");
+    let rows: Vec<Vec<_>> =
+        text.lines().take(5).map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[0], ["FIELD", "BEFORE", "AFTER", "PLUGIN"], "{text}");
+    assert_eq!(rows[1][..2], ["Annotations", "\"long\""], "{text}");
+    assert!(rows[1][3].ends_with('…') && rows[1].last() == Some(&"10-probe"), "{text}");
+    assert_eq!(rows[2], ["Env", "\"GONE\"", "was", "-", "10-probe"], "{text}");
+    assert_eq!(rows[3], ["Env", "\"WHO\"", "-", "probe", "10-probe"], "{text}");
+    assert_eq!(rows[4][0], "OomScoreAdj", "{text}");
+    assert_eq!(rows[4][2..], ["500", "10-probe"], "{text}");
+    let difference = ["- /process/env \"GONE=was\"", "+ /process/env \"WHO=probe\""];
+    assert!(difference.iter().all(|line| text.lines().any(|l| l == *line)), "{text}");
     let json = longshore(&node, &["nri", "explain", "p/c", "--json"]).await;
     let story: Value = serde_json::from_str(&json).unwrap();
     let env = story["changes"].as_array().unwrap().iter().find(|c| c["path"] == "/process/env");
     assert_eq!(env.unwrap()["after"], serde_json::json!(["WHO=probe"]), "{json}");
+    let fields = story["fields"].as_array().unwrap();
+    let gone = serde_json::json!({ "field": "Env \"GONE\"", "before": "was", "after": null,
+                                   "plugin": "10-probe" });
+    assert!(fields.contains(&gone), "{json}");
+    assert_eq!(fields[0]["after"], "x".repeat(1000), "whole");
     let score = "/process/oomScoreAdj";
     let score = story["changes"].as_array().unwrap().iter().find(|c| c["path"] == score);
     assert_eq!(score.unwrap()["after"], 500);

@@ -132,7 +132,7 @@ fn what_each_plugin_asks_for_and_what_comes_of_it_is_shown() {
 
     let said = desk.simulate(&[&first, &second], &["--container", "nginx"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
-    for part in ["10-first", "Env \"TWO\"", "/process/env", "[\"OLD=1\"]"] {
+    for part in ["10-first", "Env \"TWO\"", "- /process/env \"OLD=1\"\n", "AFTER"] {
         assert!(said.out.contains(part), "{part}: {}", said.out);
     }
     assert!(!said.out.contains("helper"), "{}", said.out);

@@ -1,11 +1,11 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use nri_wire::api::*;
 use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    Claimant, Creation,
+    Claimant, Creation, Journal, Merged,
     arbitrary::{self, SHARED},
 };
 
@@ -512,5 +512,29 @@ proptest! {
         }
         let merged = applied(&creation.merged().adjust);
         prop_assert_eq!(sorted(merged), sorted(in_order));
+    }
+
+    /// What plugins set is where a container's story looks for it.
+    #[test]
+    fn every_field_that_was_set_is_found(adjust in arbitrary::adjustment(SHARED)) {
+        let mut creation = Creation::of(Container { id: "c".to_owned(), ..Default::default() });
+        let response = CreateContainerResponse { adjust: Some(adjust), ..Default::default() };
+        prop_assume!(creation.merge(Claimant::new("10-a"), response).is_ok());
+        let Merged { adjust, owners, .. } = creation.finish();
+        // Classes and policies that mean none are set, to nothing.
+        let linux = adjust.linux.clone().unwrap_or_default();
+        prop_assume!(linux.io_priority.is_none_or(|io| io.class != 0));
+        prop_assume!(linux.scheduler.is_none_or(|scheduler| scheduler.policy != 0));
+        let adjusted = applied(&adjust);
+        let set: Vec<_> = owners.iter().map(|(_, field, _)| field.to_string()).collect();
+        let original = Some(Arc::new(spec()));
+        let journal = Journal { original, merged: adjust, owners, ..Journal::default() };
+        let fields = journal.story("c", &adjusted).fields;
+        prop_assert!(set.iter().all(|field| fields.iter().any(|f| f.field == *field)));
+        for field in fields {
+            prop_assert_eq!(field.plugin.as_str(), "10-a");
+            let there = !field.after.is_null();
+            prop_assert_eq!(there, set.contains(&field.field), "{:?}", field);
+        }
     }
 }

@@ -1,7 +1,8 @@
-use std::{collections::BTreeSet, io::Write, process::ExitCode, time::Duration};
+use std::{collections::BTreeSet, io::Write, process::ExitCode};
 
 use api_admin::v1::{ExplainContainerRequest, ExplainContainerResponse, FieldOwner};
 use clap::Args;
+use engine::nri::{Changed, FieldStory};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -11,6 +12,10 @@ use crate::cli::{
 };
 
 /// Show which plugin set what of a container, also when the plugin is long gone.
+///
+/// A row per field, or per entry of one: what it was, what it is, and whose value that is; then
+/// what that did to the OCI spec, and what was changed since. Long values are cut; `--json` has
+/// them whole, and what each plugin asked for.
 ///
 ///     longshore nri explain web/nginx
 #[derive(Debug, Args)]
@@ -47,20 +52,9 @@ impl Explain {
 }
 
 fn print(out: &mut impl Write, story: ExplainContainerResponse) -> std::io::Result<()> {
-    let mut asked = Table::new(["PLUGIN", "TOOK", "ASKED FOR"]);
-    for answer in story.answers {
-        let took = Duration::from_micros(answer.micros);
-        asked.row([answer.plugin, format!("{took:?}"), answer.asked]);
-    }
-    let mut owners = Table::new(["FIELD", "PLUGIN"]);
-    for owner in story.owners {
-        owners.row([owner.field, owner.plugin]);
-    }
-    let mut changes = Table::new(["SPEC", "BEFORE", "AFTER"]);
-    for change in story.changes {
-        changes.row([change.path, change.before, change.after]);
-    }
-    write!(out, "{asked}\n{owners}\n{changes}")?;
+    let fields: Vec<_> = fields(&story).collect();
+    let changes: Vec<_> = changes(&story).collect();
+    super::story::print(out, &fields, &changes)?;
     if story.updates.is_empty() {
         return Ok(());
     }
@@ -74,8 +68,35 @@ fn print(out: &mut impl Write, story: ExplainContainerResponse) -> std::io::Resu
     write!(out, "\n{updates}")
 }
 
+/// One told by an older daemon has no values.
+fn fields(story: &ExplainContainerResponse) -> impl Iterator<Item = FieldStory> {
+    let told = story.fields.iter().map(|f| FieldStory {
+        field: f.field.clone(),
+        before: value(&f.before),
+        after: value(&f.after),
+        plugin: f.plugin.clone(),
+    });
+    let bare = story.owners.iter().filter(|_| story.fields.is_empty()).map(|o| FieldStory {
+        field: o.field.clone(),
+        plugin: o.plugin.clone(),
+        ..FieldStory::default()
+    });
+    told.chain(bare)
+}
+
+fn changes(story: &ExplainContainerResponse) -> impl Iterator<Item = Changed> {
+    story.changes.iter().map(|c| Changed {
+        path: c.path.clone(),
+        before: value(&c.before),
+        after: value(&c.after),
+    })
+}
+
+fn value(json: &str) -> Value {
+    serde_json::from_str(json).unwrap_or_default()
+}
+
 fn story_json(story: &ExplainContainerResponse) -> Value {
-    let value = |text: &str| serde_json::from_str(text).unwrap_or(Value::Null);
     let answers: Vec<_> = story
         .answers
         .iter()
@@ -91,10 +112,11 @@ fn story_json(story: &ExplainContainerResponse) -> Value {
             json!({ "at": u.at, "asked": value(&u.asked), "owners": owners })
         })
         .collect();
-    let changes: Vec<_> = story
-        .changes
-        .iter()
-        .map(|c| json!({ "path": c.path, "before": value(&c.before), "after": value(&c.after) }))
-        .collect();
-    json!({ "plugins": answers, "owners": owners, "changes": changes, "updates": updates })
+    json!({
+        "plugins": answers,
+        "owners": owners,
+        "fields": fields(story).collect::<Vec<_>>(),
+        "changes": changes(story).collect::<Vec<_>>(),
+        "updates": updates,
+    })
 }

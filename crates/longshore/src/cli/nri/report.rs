@@ -9,7 +9,7 @@ use std::{
 use base::Chain;
 use engine::{
     EngineError,
-    nri::{Changed, Notice, Owned, PluginId},
+    nri::{Notice, PluginId},
     simulate::{Creation, Step},
 };
 use serde_json::{Value, json};
@@ -158,6 +158,7 @@ fn step_json(outcome: &Outcome) -> Value {
         let ignored: Vec<_> = ignored.map(|i| json!({ "field": i.field, "why": i.why })).collect();
         step["merged"] = created.merged.clone();
         step["owners"] = json!(story.owners);
+        step["fields"] = json!(story.fields);
         step["changes"] = json!(story.changes);
         step["ignored"] = Value::Array(ignored);
     }
@@ -233,16 +234,8 @@ fn print_created(out: &mut impl Write, created: &Creation) -> io::Result<()> {
     if story.is_empty() {
         return Ok(());
     }
-    let mut owners = Table::new(["FIELD", "PLUGIN"]);
-    for Owned { field, plugin } in story.owners.clone() {
-        owners.row([field, plugin]);
-    }
-    let mut changes = Table::new(["SPEC", "BEFORE", "AFTER"]);
-    for Changed { path, before, after } in story.changes.clone() {
-        let text = |value: Value| if value.is_null() { String::new() } else { value.to_string() };
-        changes.row([path, text(before), text(after)]);
-    }
-    writeln!(out, "merged: {}\n\n{owners}\n{changes}", created.merged)?;
+    writeln!(out, "merged: {}\n", created.merged)?;
+    super::story::print(out, &story.fields, &story.changes)?;
     for ignored in &created.adjusted.ignored {
         writeln!(out, "without effect: {}: {}", ignored.field, ignored.why)?;
     }
