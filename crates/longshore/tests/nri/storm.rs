@@ -21,6 +21,7 @@ use nri_sdk::{
 };
 use parking_lot::Mutex;
 use testkit::{Cri, Node, Pod, rounds};
+use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::Code;
 
@@ -375,7 +376,7 @@ fn check_complete(account: &Account, lives: &[Lived], begun: u64, left: u64) {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_books_are_in_order_while_plugins_come_and_go() {
     let Some(field) = Field::new("the_books_are_in_order").await else { return };
-    let each = rounds(5).min(25);
+    let (each, begun) = (rounds(5).min(25), Instant::now());
     let over = Arc::new(AtomicBool::new(false));
     let mut plugins = tokio::task::JoinSet::new();
     for number in 0..PLUGINS {
@@ -412,22 +413,25 @@ async fn the_books_are_in_order_while_plugins_come_and_go() {
     let account = witness.leave().await.remove(0);
     check_faults(&account);
     check_complete(&account, &lives, 0, u64::MAX);
-    let mut connections = 0;
+    let (mut connections, mut events) = (0, account.told.len());
     while let Some(books) = plugins.join_next().await {
         for (begun, left, account) in books.unwrap() {
             connections += 1;
+            events += account.told.len();
             check_faults(&account);
             check_complete(&account, &lives, begun, left);
         }
     }
     assert!(connections >= PLUGINS, "{connections} connections");
+    let (made, took) = (lives.len(), begun.elapsed());
+    eprintln!("{made} containers, {connections} connections, {events} events in {took:?}");
     field.node.finish().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_lost_when_the_daemon_is_killed() {
     let Some(mut field) = Field::new("nothing_is_lost_when").await else { return };
-    let over = Arc::new(AtomicBool::new(false));
+    let (over, begun) = (Arc::new(AtomicBool::new(false)), Instant::now());
     let mut plugins = Vec::new();
     for number in 0..PLUGINS {
         plugins.push(Connected::new(&field.socket, &field.clock, number).await);
@@ -455,19 +459,29 @@ async fn nothing_is_lost_when_the_daemon_is_killed() {
     while let Some(lived) = driving.join_next().await {
         lives.extend(lived.unwrap());
     }
+    let (mut events, mut repeats) = (0, 0);
     for plugin in plugins {
         until("all ends to be told", || {
             plugin.accounts().last().is_some_and(|last| last.known.is_empty()).then_some(())
         })
         .await;
-        check_across_deaths(&plugin.leave().await, &lives, &deaths);
+        let accounts = plugin.leave().await;
+        events += accounts.iter().map(|account| account.told.len()).sum::<usize>();
+        repeats += check_across_deaths(&accounts, &lives, &deaths);
     }
+    let (made, died, took) = (lives.len(), deaths.len(), begun.elapsed());
+    eprintln!("{made} containers, {died} deaths, {events} events, {repeats} again in {took:?}");
     field.node.finish().await.unwrap();
 }
 
-fn check_across_deaths(accounts: &[Account], lives: &[Lived], deaths: &[(u64, BTreeSet<String>)]) {
+/// Returns how many events were told again.
+fn check_across_deaths(
+    accounts: &[Account],
+    lives: &[Lived],
+    deaths: &[(u64, BTreeSet<String>)],
+) -> usize {
     assert_eq!(accounts.len(), deaths.len() + 1, "one connection for each daemon");
-    let mut told = BTreeSet::new();
+    let (mut told, mut repeats) = (BTreeSet::new(), 0);
     for (number, account) in accounts.iter().enumerate() {
         check_faults(account);
         let begun = number.checked_sub(1).map_or(0, |last| deaths[last].0);
@@ -484,6 +498,7 @@ fn check_across_deaths(accounts: &[Account], lives: &[Lived], deaths: &[(u64, BT
                     })
             });
             assert!(known || nameless, "{event:?} of {id} again, and it was not in flight");
+            repeats += 1;
         }
         told.extend(now);
     }
@@ -492,4 +507,5 @@ fn check_across_deaths(accounts: &[Account], lives: &[Lived], deaths: &[(u64, BT
         let last = accounts.last().is_some_and(|last| last.known.contains_key(&lived.id));
         assert!(ended && !last, "its end was not told: {lived:?}");
     }
+    repeats
 }
