@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use sys::cgroup::{Cgroup, Hierarchy, Layout, LayoutMode, Membership, Version};
 
 const SOON: Duration = Duration::from_secs(5);
-const ALL: [&str; 7] = ["cpu", "cpuacct", "cpuset", "memory", "pids", "freezer", "blkio"];
+const ALL: [&str; 8] = ["cpu", "cpuacct", "cpuset", "memory", "pids", "freezer", "blkio", "io"];
 
 /// Our group carries the name of the test's directory, so that the runner finds leaks.
 fn group(dir: &Path) -> PathBuf {
