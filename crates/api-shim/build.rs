@@ -7,6 +7,7 @@ fn main() -> Result<(), ttrpc_build::Error> {
         "shim/forward.proto",
         "shim/longshore.proto",
         "shim/metrics.proto",
+        "shim/pod_config.proto",
         "shim/runc_options.proto",
         "shim/runtime_options.proto",
         "shim/sandbox.proto",

@@ -75,6 +75,11 @@ mod generated {
             }
         }
     }
+    pub mod runtime {
+        pub mod v1 {
+            include!(concat!(env!("OUT_DIR"), "/runtime.v1.rs"));
+        }
+    }
     pub mod runtimeoptions {
         pub mod v1 {
             include!(concat!(env!("OUT_DIR"), "/runtimeoptions.v1.rs"));
@@ -100,6 +105,7 @@ pub use generated::{
     },
     io::containerd::cgroups::v2 as metrics,
     longshore::shim::v1 as longshore,
+    runtime::v1 as pod_config,
     runtimeoptions::v1 as runtime_options,
 };
 
@@ -111,6 +117,8 @@ pub mod name {
     pub const METRICS_V2: &str = "io.containerd.cgroups.v2.Metrics";
     pub const CREATE_OPTIONS: &str = "longshore.shim.v1.CreateOptions";
     pub const CREATE_PRIORITIZED: &str = "longshore.shim.v1.CreatePrioritized";
+    pub const RUNC_OPTIONS: &str = "containerd.runc.v1.Options";
+    pub const POD_CONFIG: &str = "runtime.v1.PodSandboxConfig";
     /// JSON of an OCI `Process` and of OCI `LinuxResources`, as containerd names them.
     pub const OCI_PROCESS: &str = "types.containerd.io/opencontainers/runtime-spec/1/Process";
     pub const OCI_RESOURCES: &str =

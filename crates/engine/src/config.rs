@@ -82,6 +82,17 @@ pub struct ForeignShim {
     pub form: BootstrapForm,
     /// A configuration file of its own, for those that have one.
     pub config: Option<PathBuf>,
+    pub sandbox: SandboxKind,
+}
+
+/// What is a pod, to a shim that others wrote.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SandboxKind {
+    /// The first of its tasks, which sleeps.
+    #[default]
+    Task,
+    /// What its Sandbox service makes.
+    Service,
 }
 
 impl ForeignShim {
@@ -91,7 +102,7 @@ impl ForeignShim {
         const LIMIT: Duration = Duration::from_secs(10);
         let binary = shim_client::find_shim(name, path)?;
         let form = shim_client::ask_form(&binary, LIMIT);
-        Ok(Self { binary, form, config })
+        Ok(Self { binary, form, config, sandbox: SandboxKind::default() })
     }
 }
 

@@ -3,19 +3,23 @@
 //! ```text
 //!   Own       one `longshore-shim` per pod, without a pause container
 //!   TaskOnly  a shim that others wrote, which knows only tasks: the pod is the first of them
+//!   Service   one that makes the pod itself, by its Sandbox service
 //! ```
 //! The engine drives every pod through one trait, by the handler of the pod while it is made and
 //! by what it finds in the pod's directory from then on: a handler may have left the configuration.
 
+mod foreign;
 mod own;
+mod service;
 mod task_only;
 
 use std::sync::Arc;
 
-use shim_client::{Buried, Foreign, Shim, ShimError};
+use shim_client::{Buried, Foreign, Sandboxer, Shim, ShimError};
 
-use crate::{error::Result, record::PodRecord, shared::Shared};
+use crate::{config::SandboxKind, error::Result, record::PodRecord, shared::Shared};
 use own::Own;
+use service::Service;
 use task_only::TaskOnly;
 
 /// A pod's keeper. All of it is idempotent: a call that was cut off is made again.
@@ -36,22 +40,26 @@ pub(crate) trait Controller: Send + Sync {
 pub(crate) enum Keeper<'a> {
     Own(Own<'a>),
     TaskOnly(TaskOnly<'a>),
+    Service(Service<'a>),
 }
 
 impl<'a> Keeper<'a> {
     /// Of a pod that is being made.
     pub(crate) fn by_handler(shared: &'a Shared, pod: &PodRecord) -> Result<Self> {
-        Ok(match &shared.handler(&pod.handler)?.shim {
+        let shim = shared.handler(&pod.handler)?.shim.as_ref();
+        Ok(match shim.map(|shim| shim.sandbox) {
             None => Self::Own(Own(shared)),
-            Some(_) => Self::TaskOnly(TaskOnly(shared)),
+            Some(SandboxKind::Task) => Self::TaskOnly(TaskOnly(shared)),
+            Some(SandboxKind::Service) => Self::Service(Service(shared)),
         })
     }
 
     /// Of a pod that was made.
     pub(crate) fn of(shared: &'a Shared, pod: &PodRecord) -> Self {
-        match Foreign::is_in(&shared.layout.pod(&pod.id)) {
-            false => Self::Own(Own(shared)),
-            true => Self::TaskOnly(TaskOnly(shared)),
+        match Foreign::sandboxer_in(&shared.layout.pod(&pod.id)) {
+            None => Self::Own(Own(shared)),
+            Some(Sandboxer::Task) => Self::TaskOnly(TaskOnly(shared)),
+            Some(Sandboxer::Service(_)) => Self::Service(Service(shared)),
         }
     }
 }
@@ -61,6 +69,7 @@ impl Controller for Keeper<'_> {
         match self {
             Self::Own(own) => own.create(pod).await,
             Self::TaskOnly(task) => task.create(pod).await,
+            Self::Service(service) => service.create(pod).await,
         }
     }
 
@@ -68,6 +77,7 @@ impl Controller for Keeper<'_> {
         match self {
             Self::Own(own) => own.start(pod).await,
             Self::TaskOnly(task) => task.start(pod).await,
+            Self::Service(service) => service.start(pod).await,
         }
     }
 
@@ -75,6 +85,7 @@ impl Controller for Keeper<'_> {
         match self {
             Self::Own(own) => own.connect(pod).await,
             Self::TaskOnly(task) => task.connect(pod).await,
+            Self::Service(service) => service.connect(pod).await,
         }
     }
 }

@@ -48,7 +48,7 @@ pub mod view;
 
 pub use apparmor::find_parser as find_apparmor_parser;
 pub use attach::{Attaching, LAST_WORDS};
-pub use config::{EngineConfig, ForeignShim, Handler, Limits, check_shim_name};
+pub use config::{EngineConfig, ForeignShim, Handler, Limits, SandboxKind, check_shim_name};
 #[cfg(feature = "crash-points")]
 pub use crash::points as crash_points;
 pub use engine::Engine;

@@ -15,7 +15,7 @@ use support::{Host, Keeper, sh};
 
 const DIR: &str = "LONGSHORE_TEST_DIR";
 const CGROUP: &str = "LONGSHORE_TEST_CGROUP";
-const FOREIGN: &str = "LONGSHORE_TEST_FOREIGN";
+const KEEPER: &str = "LONGSHORE_TEST_KEEPER";
 
 /// The life that is cut off: every operation once.
 async fn live(host: &Host, engine: &Engine) {
@@ -35,8 +35,8 @@ async fn live(host: &Host, engine: &Engine) {
 #[ignore = "run by kill_at_every_step"]
 async fn child() {
     let (Ok(dir), Ok(cgroup)) = (std::env::var(DIR), std::env::var(CGROUP)) else { return };
-    let foreign = std::env::var_os(FOREIGN).is_some();
-    let host = Host::at(dir.into(), cgroup, if foreign { Keeper::Foreign } else { Keeper::Own });
+    let keeper = std::env::var(KEEPER).ok().and_then(|name| Keeper::named(&name));
+    let host = Host::at(dir.into(), cgroup, keeper.unwrap_or_default());
     let (engine, store) = host.open().await;
     live(&host, &engine).await;
     engine.close().await;
@@ -44,15 +44,12 @@ async fn child() {
 }
 
 fn killed_at(host: &Host, point: &str, keeper: Keeper) {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    if keeper == Keeper::Foreign {
-        command.env(FOREIGN, "1");
-    }
-    let status = command
+    let status = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child", "--ignored", "--test-threads=1"])
         .env("LONGSHORE_CRASH_AT", point)
         .env(DIR, host.dir())
         .env(CGROUP, &host.cgroup)
+        .env(KEEPER, keeper.name())
         .output()
         .unwrap();
     assert_eq!(status.status.signal(), Some(9), "{point} was not reached: {status:?}");
@@ -111,15 +108,26 @@ async fn kill_at_every_step() {
     kill_at("kill_at_every_step", Keeper::Own, engine::crash_points()).await;
 }
 
-/// Where the shim has a part; everywhere in a long run.
 #[tokio::test(flavor = "multi_thread")]
 async fn kill_at_every_step_under_a_foreign_shim() {
+    const TEST: &str = "kill_at_every_step_under_a_foreign_shim";
+    kill_at(TEST, Keeper::Foreign, points_of_shims()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kill_at_every_step_under_a_sandbox_service() {
+    const TEST: &str = "kill_at_every_step_under_a_sandbox_service";
+    kill_at(TEST, Keeper::Service, points_of_shims()).await;
+}
+
+/// Where the shim has a part; everywhere in a long run.
+fn points_of_shims() -> Vec<String> {
     let mut points = engine::crash_points();
     if testkit::rounds(1) == 1 {
         let parts = ["/shim/", "/network/", "start-container/"];
         points.retain(|point| parts.iter().any(|part| point.contains(part)));
     }
-    kill_at("kill_at_every_step_under_a_foreign_shim", Keeper::Foreign, points).await;
+    points
 }
 
 async fn kill_at(test: &str, keeper: Keeper, points: Vec<String>) {

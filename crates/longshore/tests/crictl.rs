@@ -177,6 +177,23 @@ fn the_walk_under_a_foreign_shim() {
     });
 }
 
+/// A shim that makes the pod itself.
+#[test]
+fn the_walk_under_a_sandbox_service() {
+    const TEST: &str = "the_walk_under_a_sandbox_service";
+    let Some(program) = GoTool::Crictl.build().unwrap() else {
+        return testkit::skip(TEST, "crictl needs Go to be built");
+    };
+    let shim = testkit::sandbox_shim(LONGSHORE);
+    let config =
+        format!("[handlers.sandbox]\nbinary = 'runc'\nsandboxer = 'shim'\nshim = {shim:?}\n");
+    on_own_network(TEST, || async {
+        let leases = tempfile::tempdir().unwrap();
+        walk(program, Network::Bridge(leases.path()), &config).await;
+        assert_eq!(Traces::now(leases.path()).leases, [""; 0]);
+    });
+}
+
 #[test]
 fn the_walk_on_a_bridge() {
     let Some(program) = GoTool::Crictl.build().unwrap() else {

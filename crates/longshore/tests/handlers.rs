@@ -1,5 +1,5 @@
-//! One suite for all that can keep a pod: our own shim, and one that others wrote, which knows
-//! only tasks.
+//! One suite for all that can keep a pod: our own shim, one that others wrote, which knows only
+//! tasks, and one that makes the pod itself.
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
@@ -25,19 +25,23 @@ binary = 'runc'
 [handlers.tasks]
 binary = 'runc'
 shim = 'io.containerd.runc.v2'
+[handlers.sandbox]
+binary = 'runc'
+sandboxer = 'shim'
 ";
-const HANDLERS: [&str; 2] = ["own", "tasks"];
+const HANDLERS: [&str; 3] = ["own", "tasks", "sandbox"];
 
 async fn node(test: &str) -> Option<Node> {
     if !Path::new("/usr/bin/containerd-shim-runc-v2").exists() {
         testkit::skip(test, "no containerd-shim-runc-v2");
         return None;
     }
+    let shim = testkit::sandbox_shim(LONGSHORE);
     let config = |command: &mut Command| {
         // Beside the daemon's root: it is read again after a restart, and goes with the daemon.
         let root = command.get_args().skip_while(|arg| *arg != "--root").nth(1).unwrap();
         let file = Path::new(root).with_file_name("config.toml");
-        fs::write(&file, CONFIG).unwrap();
+        fs::write(&file, format!("{CONFIG}shim = {shim:?}\n")).unwrap();
         command.arg("--config").arg(file);
     };
     Node::start_with(test, LONGSHORE, config).await
@@ -173,13 +177,35 @@ async fn the_death_of_a_shim_is_the_end_of_its_pod_alone() {
 async fn the_death_of_a_sandbox_is_the_end_of_its_pod() {
     let Some(mut node) = node("the_death_of_a_sandbox").await else { return };
     let cri = node.cri().await.unwrap();
-    let pod = cri.run_pod_with("tasks", &shared(&node, "p")).await.unwrap();
-    let id = cri.run(&pod, node.sh("c", "exec sleep 1000")).await.unwrap();
-    node.note_processes();
-    let sandbox = node.processes().into_iter().find(|process| process.command == "/pause");
-    sandbox.unwrap().signal(Signal::KILL);
-    not_ready(&cri, &pod).await;
-    cri.exited(&id).await.unwrap();
+    for handler in ["tasks", "sandbox"] {
+        let pod = cri.run_pod_with(handler, &shared(&node, handler)).await.unwrap();
+        let id = cri.run(&pod, node.sh("c", "exec sleep 1000")).await.unwrap();
+        node.note_processes();
+        let sandbox = node.processes().into_iter().find(|process| process.command == "/pause");
+        sandbox.unwrap().signal(Signal::KILL);
+        not_ready(&cri, &pod).await;
+        cri.exited(&id).await.unwrap();
+        cri.remove_pod(&pod.id).await.unwrap();
+        node.settled().await.unwrap();
+    }
+    node.finish().await.unwrap();
+}
+
+/// What a shim makes of it is not asked: containers find themselves in a pod as it was described.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_is_furnished_whoever_keeps_it() {
+    let Some(node) = node("a_pod_is_furnished_whoever_keeps_it").await else { return };
+    let cri = node.cri().await.unwrap();
+    for handler in HANDLERS {
+        let mut config = node.pod(handler);
+        config.hostname = format!("name-{handler}");
+        let linux = config.linux.as_mut().unwrap();
+        linux.sysctls.insert("kernel.shm_rmid_forced".to_owned(), "1".to_owned());
+        let pod = cri.run_pod_with(handler, &config).await.unwrap();
+        let id = cri.run(&pod, node.sh("c", "exec sleep 1000")).await.unwrap();
+        let read = cri.exec(&id, &["cat", "/proc/sys/kernel/shm_rmid_forced"]).await.unwrap();
+        assert_eq!(String::from_utf8_lossy(&read.stdout), "1\n", "{handler}");
+    }
     node.finish().await.unwrap();
 }
 
@@ -231,8 +257,10 @@ async fn what_a_handler_cannot_do_is_refused_by_name() {
     let security = config.linux.as_mut().unwrap().security_context.as_mut().unwrap();
     security.namespace_options =
         Some(NamespaceOption { userns_options: Some(user), ..NamespaceOption::default() });
-    let error = cri.run_pod_with("tasks", &config).await.unwrap_err();
-    assert!(error.message().contains("\"tasks\" cannot do that"), "{error}");
+    for handler in ["tasks", "sandbox"] {
+        let error = cri.run_pod_with(handler, &config).await.unwrap_err();
+        assert!(error.message().contains(&format!("{handler:?} cannot do that")), "{error}");
+    }
     let error = cri.run_pod_with("absent", &node.pod("p")).await.unwrap_err();
     assert_eq!(error.code(), Code::InvalidArgument, "{error}");
     // And said before anybody asks.

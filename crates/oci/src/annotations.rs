@@ -28,7 +28,7 @@ pub(crate) fn build(inputs: &Inputs<'_>) -> HashMap<String, String> {
 }
 
 /// By these a shim knows that a task is a pod, and which containers belong to it.
-pub(crate) fn of_sandbox(pod: &PodFacts, handler: &HandlerFacts) -> HashMap<String, String> {
+pub fn of_sandbox(pod: &PodFacts, handler: &HandlerFacts) -> HashMap<String, String> {
     of_pod(pod, handler).into_iter().chain(ours(pod, "sandbox", &[])).collect()
 }
 

@@ -44,7 +44,7 @@ mod user;
 
 pub use abilities::Abilities;
 pub use adjusted::check_adjusted;
-pub use annotations::{Classes, classes, path_matches};
+pub use annotations::{Classes, classes, of_sandbox as sandbox_annotations, path_matches};
 pub use apparmor::{apparmor_profile, default_apparmor_profile, loaded_profiles};
 pub use block_io::{BlockIoClasses, FindDevices};
 pub use builder::{Built, Inputs, build};

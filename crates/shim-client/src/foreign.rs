@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   daemon ──exec──> shim start ──forks──> the shim, one per pod
-//!     │  Task v2 or v3, one connection ──────^    │ runs the sandbox, a first task that is
-//!     │                                           │ the pod, and the containers beside it
+//!     │  Task v2 or v3, and Sandbox ─────────^    │ runs the containers, and beside them what
+//!     │  where it has that, one connection        │ is the pod: a first task, or its own sandbox
 //!     ├─ log thread <────── pipes ────────────────┤
 //!     └─ events server <──────────────────────────┘
 //! ```
@@ -18,7 +18,10 @@ mod bury;
 mod events;
 mod launch;
 mod name;
+mod namespaces;
+mod pod_config;
 mod record;
+mod service;
 mod streams;
 
 use std::{
@@ -32,22 +35,20 @@ use std::{
 
 use api_shim::task::v3::{ConnectRequest, ConnectResponse, StartRequest, StartResponse};
 use parking_lot::Mutex;
-use sys::{
-    cgroup::Layout,
-    namespace::{Holder, Namespace, Spaces},
-    pidfd::Pidfd,
-};
+use sys::{cgroup::Layout, pidfd::Pidfd};
 
 pub use bootstrap::BootstrapForm;
 pub(crate) use bury::bury;
 pub use launch::ask_form;
 pub use name::{BadName, find_shim, shim_binary_name};
+pub use pod_config::{PodConfig, PodDns, PodPids, PodPort, PodProtocol, PodResources};
 pub(crate) use record::PodFile;
-pub use record::RuntimeOptions;
-pub(crate) use streams::Streams;
+pub use record::{RuntimeOptions, Sandboxer};
+pub use service::{SandboxMetrics, SandboxService, SandboxStatus};
+pub(crate) use streams::{Inner as Pipes, Streams};
 
 use crate::{
-    CreateTask, Namespaces, Shim, ShimError, ShimInfo,
+    CreateTask, Namespaces, Shim, ShimError, ShimInfo, Stdio,
     bury::{held, started_at},
     connect,
     shim::Side,
@@ -55,7 +56,7 @@ use crate::{
 };
 use events::Events;
 use record::{Running, TaskFile};
-use streams::{Ground, Inner};
+use streams::Ground;
 
 const CALL: &str = "Connect";
 /// A shim whose start failed is ended within this.
@@ -72,7 +73,7 @@ struct Shared {
     events: Events,
     layout: Option<Arc<Layout>>,
     /// Pods whose streams are being read; a new connection takes them over.
-    streams: Mutex<BTreeMap<PathBuf, Weak<Inner>>>,
+    streams: Mutex<BTreeMap<PathBuf, Weak<Pipes>>>,
 }
 
 /// A pod to start a foreign shim for.
@@ -83,8 +84,10 @@ pub struct StartForeign {
     /// Exists, belongs to the pod alone, mode 0700.
     pub dir: PathBuf,
     /// Of the sandbox: named by its id, in the directory where those of the containers are, as
-    /// shims expect. It is complete when the shim is launched.
+    /// shims expect. It exists when the shim is launched, and if the sandbox is a task it is
+    /// complete.
     pub bundle: PathBuf,
+    pub sandboxer: Sandboxer,
     /// See [`find_shim`].
     pub binary: PathBuf,
     pub form: BootstrapForm,
@@ -131,15 +134,15 @@ impl Foreign {
             form: spec.form,
             options: spec.options.clone(),
             bundle: spec.bundle.clone(),
+            sandboxer: spec.sandboxer.clone(),
             namespaces: spec.namespaces.clone(),
             running: None,
         };
         file.write(&spec.dir)?;
-        let namespaces = spec.namespaces.clone();
-        let pinned = tokio::task::spawn_blocking(move || pin(&namespaces)).await;
-        let doing = "pin the pod's namespaces";
-        let pinned = pinned.map_err(|e| ShimError::io(doing)(io::Error::other(e)))?;
-        pinned.map_err(ShimError::io(doing))
+        let made = tokio::task::spawn_blocking(move || file.make_namespaces()).await;
+        let doing = "make the pod's namespaces";
+        let made = made.map_err(|e| ShimError::io(doing)(io::Error::other(e)))?;
+        made.map_err(ShimError::io(doing))
     }
 
     /// Starts the shim of a prepared pod, and the sandbox in it. After an error nothing but
@@ -172,11 +175,12 @@ impl Foreign {
         pod.running = Some(Running { version, address, pid, start_time });
         pod.write(dir)?;
         let streams = self.streams(dir, &pod, &line.task)?;
-        let sandbox =
-            CreateTask { id: pod.id.clone(), bundle: pod.bundle.clone(), ..CreateTask::default() };
-        streams.create(&line.task, limit, sandbox).await?;
-        let request = StartRequest { id: pod.id.clone(), exec_id: String::new() };
-        let _: StartResponse = line.task.call("Start", limit, &request).await?;
+        match &pod.sandboxer {
+            Sandboxer::Task => run_task(&pod, &line, &streams, limit).await?,
+            Sandboxer::Service(config) => {
+                run_sandbox(&pod, config, &line, &streams, limit).await?;
+            }
+        }
         self.assemble(dir, &pod, line, streams)
     }
 
@@ -190,6 +194,12 @@ impl Foreign {
             return Err(no_shim(dir));
         };
         let line = dial(&pod.id, *version, address, limit).await?;
+        if let Some(service) = line.service(&pod) {
+            service.ping(limit).await?;
+            if !service.status(limit).await?.ready {
+                return Err(sandbox_ended());
+            }
+        }
         let streams = self.streams(dir, &pod, &line.task)?;
         self.assemble(dir, &pod, line, streams)
     }
@@ -199,6 +209,15 @@ impl Foreign {
         PodFile::is_in(dir)
     }
 
+    /// How the pod in the directory is kept; `None` if not by a foreign shim. A record that
+    /// cannot be read is told of by whoever needs more of it.
+    pub fn sandboxer_in(dir: &Path) -> Option<Sandboxer> {
+        match PodFile::read(dir) {
+            Ok(pod) => pod.map(|pod| pod.sandboxer),
+            Err(_) => Some(Sandboxer::default()),
+        }
+    }
+
     fn assemble(
         &self,
         dir: &Path,
@@ -206,17 +225,20 @@ impl Foreign {
         line: Line,
         streams: Streams,
     ) -> Result<Shim, ShimError> {
-        let gone = || ShimError::Gone { call: CALL, source: Some(ended("the sandbox")) };
-        let sandbox = TaskFile::read(dir, &pod.id)?.ok_or_else(gone)?.task;
-        let process = held(sandbox.pid, sandbox.start_time).ok_or_else(gone)?;
+        let sandbox = TaskFile::read(dir, &pod.id)?.ok_or_else(sandbox_ended)?.task;
+        let service = line.service(pod);
         let info = ShimInfo {
             pid: line.pid,
-            pod_pid: pod.namespaces.pid.then_some(sandbox.pid),
+            pod_pid: (pod.namespaces.pid && sandbox.pid != 0).then_some(sandbox.pid),
             address: pod.running.as_ref().map(|r| r.address.clone()).unwrap_or_default(),
             namespaces: pod.namespaces.clone(),
         };
-        let keepers: Vec<OwnedFd> = vec![line.process.into(), process.into()];
-        Shim::new(dir, info, line.task, Side::Foreign(streams), keepers)
+        let mut keepers: Vec<OwnedFd> = vec![line.process.into()];
+        if service.is_none() {
+            let process = held(sandbox.pid, sandbox.start_time).ok_or_else(sandbox_ended)?;
+            keepers.push(process.into());
+        }
+        Shim::new(dir, info, line.task, Side::Foreign(streams, service), keepers)
     }
 
     /// Those of an earlier connection, if that is still in use somewhere: a pipe has one reader.
@@ -238,10 +260,63 @@ impl Foreign {
 /// A connection to a shim that answered.
 #[derive(Debug)]
 struct Line {
+    client: ttrpc::Client,
     task: Task,
     version: u32,
     pid: u32,
     process: Pidfd,
+}
+
+impl Line {
+    /// If that is how the pod is kept.
+    fn service(&self, pod: &PodFile) -> Option<SandboxService> {
+        match &pod.sandboxer {
+            Sandboxer::Task => None,
+            Sandboxer::Service(_) => Some(SandboxService::new(self.client.clone(), &pod.id)),
+        }
+    }
+}
+
+/// The pod as a first task.
+async fn run_task(
+    pod: &PodFile,
+    line: &Line,
+    streams: &Streams,
+    limit: Duration,
+) -> Result<(), ShimError> {
+    let (id, bundle) = (pod.id.clone(), pod.bundle.clone());
+    streams.create(&line.task, limit, CreateTask { id, bundle, ..CreateTask::default() }).await?;
+    let request = StartRequest { id: pod.id.clone(), exec_id: String::new() };
+    let _: StartResponse = line.task.call("Start", limit, &request).await?;
+    Ok(())
+}
+
+/// The pod as the shim makes it.
+async fn run_sandbox(
+    pod: &PodFile,
+    config: &PodConfig,
+    line: &Line,
+    streams: &Streams,
+    limit: Duration,
+) -> Result<(), ShimError> {
+    let service = SandboxService::new(line.client.clone(), &pod.id);
+    let mut file = TaskFile::intended(&pod.bundle, Stdio::default(), None);
+    streams.record(&pod.id, &mut file, 0)?;
+    service.create(limit, &pod.bundle, pod.namespaces.net.as_deref(), config).await?;
+    let pid = service.start(limit).await?;
+    streams.record(&pod.id, &mut file, pid)?;
+    let (os, _) = service.platform(limit).await?;
+    if !matches!(os.as_str(), "" | "linux") {
+        return Err(refused(format!("it runs programs for {os:?}, not for Linux")));
+    }
+    if pod.namespaces.pid && !namespaces::has_own_pids(pid) {
+        return Err(refused("it made no PID namespace that containers could share".to_owned()));
+    }
+    Ok(())
+}
+
+fn refused(message: String) -> ShimError {
+    ShimError::Refused { call: "StartSandbox", kind: base::Kind::Unimplemented, message }
 }
 
 /// Shims say which version they speak; one that says wrong is asked for the other.
@@ -260,7 +335,7 @@ async fn dial(id: &str, version: u32, address: &str, limit: Duration) -> Result<
                 let process = Pidfd::open(pid).map_err(gone)?;
                 // It answers, so the number is still its own: what we hold is the shim.
                 let _: ConnectResponse = task.call(CALL, limit, &request).await?;
-                return Ok(Line { task, version, pid, process });
+                return Ok(Line { client, task, version, pid, process });
             }
             Err(error) if error.kind() == base::Kind::Unimplemented => unknown = Some(error),
             Err(error) => return Err(error),
@@ -277,22 +352,7 @@ fn no_shim(dir: &Path) -> ShimError {
     ShimError::NotFound { call: CALL, message: format!("no shim in {}", dir.display()) }
 }
 
-fn ended(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::NotFound, format!("{what} has ended"))
-}
-
-/// Makes the namespaces in a child that only waits, so that no thread of ours enters them.
-fn pin(wanted: &Namespaces) -> sys::Result<()> {
-    let pins = [
-        (Namespace::Network, wanted.net.as_ref()),
-        (Namespace::Ipc, wanted.ipc.as_ref()),
-        (Namespace::Uts, wanted.uts.as_ref()),
-    ];
-    let pins: Vec<_> = pins.into_iter().filter_map(|(kind, path)| Some((kind, path?))).collect();
-    if pins.is_empty() {
-        return Ok(());
-    }
-    let others = pins.iter().map(|(kind, _)| *kind).collect();
-    let holder = Holder::park(&Spaces { user: None, others })?;
-    pins.into_iter().try_for_each(|(kind, path)| holder.pin(kind, path))
+fn sandbox_ended() -> ShimError {
+    let source = io::Error::new(io::ErrorKind::NotFound, "the sandbox has ended");
+    ShimError::Gone { call: CALL, source: Some(source) }
 }

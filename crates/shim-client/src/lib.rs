@@ -33,8 +33,9 @@ pub use connect::connect;
 pub use error::ShimError;
 pub use fifo::{ExecFifos, ExecInput, ExecStreams};
 pub use foreign::{
-    BadName, BootstrapForm, Foreign, RuntimeOptions, StartForeign, ask_form, find_shim,
-    shim_binary_name,
+    BadName, BootstrapForm, Foreign, PodConfig, PodDns, PodPids, PodPort, PodProtocol,
+    PodResources, RuntimeOptions, SandboxMetrics, SandboxService, SandboxStatus, Sandboxer,
+    StartForeign, ask_form, find_shim, shim_binary_name,
 };
 pub use limits::Limits;
 pub use shim::{Shim, ShimInfo};

@@ -4,7 +4,8 @@ use std::{
     io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Weak},
+    time::Duration,
 };
 
 use api_shim::{
@@ -23,7 +24,10 @@ use tokio::io::unix::AsyncFd;
 
 use crate::{
     AttachIo, CreateTask, ExecFifos, ExecStreams, ExecTask, Exit, Limits, Namespaces, ShimError,
-    TaskState, foreign::Streams, own::Io, task::Task,
+    TaskState,
+    foreign::{Pipes, SandboxService, Streams},
+    own::Io,
+    task::Task,
 };
 
 /// A shim we talk to. Clones share the connection.
@@ -50,8 +54,9 @@ struct Inner {
 pub(crate) enum Side {
     /// Our shim.
     Own(Io),
-    /// The daemon, for a shim that only copies streams into pipes.
-    Foreign(Streams),
+    /// The daemon, for a shim that only copies streams into pipes; and the sandbox, where the
+    /// shim has one of its own.
+    Foreign(Streams, Option<SandboxService>),
 }
 
 /// Where the shim and its pod are.
@@ -94,8 +99,16 @@ impl Shim {
         self.inner.task.is_closed()
     }
 
-    /// Resolves when the shim's process has ended, also for one we did not start, or that of
-    /// the sandbox where that is another.
+    /// The sandbox of a shim that has one of its own.
+    pub fn sandbox(&self) -> Option<&SandboxService> {
+        match &self.inner.side {
+            Side::Foreign(_, service) => service.as_ref(),
+            Side::Own(_) => None,
+        }
+    }
+
+    /// Resolves when the shim's process has ended, also for one we did not start, or the sandbox
+    /// where that is another.
     pub fn died(&self) -> impl Future<Output = ()> + Send + 'static {
         let end = |keeper: Arc<AsyncFd<OwnedFd>>| async move {
             // An error means that this runtime is ending, and then nobody waits for us.
@@ -104,8 +117,17 @@ impl Shim {
             }
         };
         let ends: Vec<_> = self.inner.keepers.iter().cloned().map(|k| Box::pin(end(k))).collect();
+        let sandbox = match &self.inner.side {
+            Side::Foreign(streams, Some(service)) => {
+                Some(Sandbox { streams: streams.downgrade(), id: service.id.clone() })
+            }
+            _ => None,
+        };
         async move {
-            select_all(ends).await;
+            tokio::select! {
+                _ = select_all(ends) => {}
+                () = end_of(sandbox) => {}
+            }
         }
     }
 
@@ -116,7 +138,7 @@ impl Shim {
         let limit = self.limits.runtime;
         match &self.inner.side {
             Side::Own(_) => Io::create(&self.inner.task, limit, task).await,
-            Side::Foreign(streams) => streams.create(&self.inner.task, limit, task).await,
+            Side::Foreign(streams, _) => streams.create(&self.inner.task, limit, task).await,
         }
     }
 
@@ -181,7 +203,7 @@ impl Shim {
         let limit = self.limits.quick;
         match &self.inner.side {
             Side::Own(io) => io.reopen_log(limit, id).await,
-            Side::Foreign(streams) => streams.reopen_log(limit, id).await,
+            Side::Foreign(streams, _) => streams.reopen_log(limit, id).await,
         }
     }
 
@@ -232,7 +254,7 @@ impl Shim {
     ) -> Result<ExecStreams, ShimError> {
         match &self.inner.side {
             Side::Own(_) => fifos.into_streams(),
-            Side::Foreign(streams) => Ok(streams.of_exec(id, exec_id, fifos)),
+            Side::Foreign(streams, _) => Ok(streams.of_exec(id, exec_id, fifos)),
         }
     }
 
@@ -268,7 +290,7 @@ impl Shim {
 
     /// The process sees the end of its input. An empty `exec_id` means the container.
     pub async fn close_stdin(&self, id: &str, exec_id: &str) -> Result<(), ShimError> {
-        if let (Side::Foreign(streams), "") = (&self.inner.side, exec_id) {
+        if let (Side::Foreign(streams, _), "") = (&self.inner.side, exec_id) {
             return streams.close_stdin(id);
         }
         let (id, exec_id) = (id.to_owned(), exec_id.to_owned());
@@ -281,8 +303,12 @@ impl Shim {
     /// Ends PID 1, releases the namespaces and ends the shim. Refused while it has
     /// containers that were not deleted. [`Shim::died`] tells when it is over.
     pub async fn shutdown(&self) -> Result<(), ShimError> {
-        if let Side::Foreign(streams) = &self.inner.side {
+        if let Side::Foreign(streams, service) = &self.inner.side {
             streams.check_empty()?;
+            if let Some(service) = service {
+                service.stop(self.limits.runtime).await?;
+                return service.shutdown(self.limits.runtime).await;
+            }
         }
         let request = ShutdownRequest { id: String::new(), now: false };
         self.inner.task.call("Shutdown", self.limits.quick, &request).await
@@ -300,7 +326,7 @@ impl Shim {
     async fn wait_process(&self, id: &str, exec_id: &str) -> Result<Exit, ShimError> {
         match &self.inner.side {
             Side::Own(io) => io.wait(id, exec_id).await,
-            Side::Foreign(streams) => streams.wait(&self.inner.task, id, exec_id).await,
+            Side::Foreign(streams, _) => streams.wait(&self.inner.task, id, exec_id).await,
         }
     }
 
@@ -320,7 +346,7 @@ impl Shim {
         let (task, limit) = (&self.inner.task, self.limits.runtime);
         match &self.inner.side {
             Side::Own(io) => io.delete(limit, id, exec_id).await,
-            Side::Foreign(streams) => streams.delete(task, limit, id, exec_id).await,
+            Side::Foreign(streams, _) => streams.delete(task, limit, id, exec_id).await,
         }
     }
 
@@ -328,9 +354,32 @@ impl Shim {
         let limit = self.limits.quick;
         match &self.inner.side {
             Side::Own(io) => io.states(call, limit, id).await,
-            Side::Foreign(streams) => streams.states(&self.inner.task, limit, id).await,
+            Side::Foreign(streams, _) => streams.states(&self.inner.task, limit, id).await,
         }
     }
+}
+
+/// As the shim tells it. With a connection that breaks nothing has ended: the next one is asked.
+async fn end_of(sandbox: Option<Sandbox>) {
+    const AGAIN: Duration = Duration::from_secs(1);
+    let Some(Sandbox { streams, id }) = sandbox else { return std::future::pending().await };
+    while let Some(client) = Streams::connection(&streams) {
+        match SandboxService::new(client, &id).wait().await {
+            Ok(()) | Err(ShimError::NotFound { .. }) => return,
+            Err(ShimError::Gone { .. }) => tokio::time::sleep(AGAIN).await,
+            Err(error) => {
+                tracing::warn!(sandbox = id, error = %base::Chain(&error), "its end is not told");
+                break;
+            }
+        }
+    }
+    std::future::pending().await
+}
+
+/// Whose end is waited for, whatever becomes of a connection.
+struct Sandbox {
+    streams: Weak<Pipes>,
+    id: String,
 }
 
 #[expect(deprecated, reason = "its unsafe twin is for descriptors that others may close")]

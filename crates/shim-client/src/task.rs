@@ -25,6 +25,10 @@ impl Task {
         Some(Self { client, service })
     }
 
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
     pub(crate) fn is_closed(&self) -> bool {
         self.client.is_closed()
     }

@@ -1,53 +1,5 @@
-//! The shim of one pod: it holds the pod's namespaces, runs its containers through the OCI
-//! runtime, writes their logs, and remembers how they ended, whether a daemon is there or
-//! not.
-//!
-//! ```text
-//!   daemon ──exec──> start (reads the pod's description)
-//!                      └─fork─> the shim ──clone──> PID 1 of a shared PID namespace
-//!                                 │  control thread: Task and Io over ttrpc, reaping
-//!                                 └─ log thread: output, logs, attached clients, input
-//! ```
-//!
-//! **Invariants:** the process has one thread until its namespaces and its PID 1 are made.
-//! The control thread never waits for a disk or a terminal; the log thread never holds what
-//! the control thread needs. What a failed start has made is gone when it says so.
+//! See the library.
 
-mod cgroup;
-mod clock;
-mod console;
-mod error;
-mod exec;
-mod note;
-mod pid1;
-mod pod;
-mod priority;
-mod process;
-mod reaper;
-mod record;
-mod runtime;
-mod serve;
-mod service;
-mod start;
-mod stats;
-mod stdio;
-mod task;
-mod tasks;
-mod update;
-
-use std::{io::Write, process::ExitCode};
-
-fn main() -> ExitCode {
-    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
-    let said = match arguments.as_slice() {
-        [word] if word == "start" => start::run(),
-        [word] if word == "--version" => Ok(concat!(env!("CARGO_PKG_VERSION"), "\n").into()),
-        _ => Err("usage: longshore-shim start < description.json".to_owned()),
-    };
-    let (written, code) = match said {
-        Ok(text) => (std::io::stdout().write_all(text.as_bytes()), ExitCode::SUCCESS),
-        Err(text) => (writeln!(std::io::stderr(), "{text}"), ExitCode::FAILURE),
-    };
-    // Whoever asked is gone: there is nobody left to tell.
-    written.map_or(ExitCode::FAILURE, |()| code)
+fn main() -> std::process::ExitCode {
+    shim::main()
 }

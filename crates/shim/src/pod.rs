@@ -15,6 +15,7 @@ use api_shim::start::{Description, IdMap, Namespaces};
 use sys::{
     idmap::{IdMaps, IdRange},
     namespace::{self, Child, Holder, Namespace, Spaces},
+    sysctl,
 };
 
 use crate::{
@@ -197,7 +198,7 @@ fn sysctl_files<'a>(
     let check = |(name, value): (&'a String, &'a String)| {
         let invalid =
             |why: &str| Error::Invalid { field: "sysctls", why: format!("{name}: {why}") };
-        let path = sysctl_path(name).ok_or_else(|| invalid("is no name"))?;
+        let path = sysctl::path(name).ok_or_else(|| invalid("is no name"))?;
         let own = match sysctl_namespace(&path) {
             Some(Namespace::Network) => namespaces.net.is_some(),
             Some(Namespace::Ipc) => namespaces.ipc.is_some(),
@@ -207,23 +208,9 @@ fn sysctl_files<'a>(
         if !own {
             return Err(invalid("the pod shares this namespace with the host"));
         }
-        Ok((name.as_str(), Path::new("/proc/sys").join(path), value.as_str()))
+        Ok((name.as_str(), Path::new(sysctl::DIR).join(path), value.as_str()))
     };
     sysctls.iter().map(check).collect()
-}
-
-/// As sysctl(8) reads names: whichever of dot and slash comes first separates, the other
-/// is part of a name (of an interface `eth0.100`, say).
-fn sysctl_path(name: &str) -> Option<PathBuf> {
-    let dotted = name.find(['.', '/']).is_some_and(|at| name.as_bytes()[at] == b'.');
-    let swap = |c| match c {
-        '.' => '/',
-        '/' => '.',
-        c => c,
-    };
-    let path: String = if dotted { name.chars().map(swap).collect() } else { name.to_owned() };
-    let sound = |part: &str| !matches!(part, "" | "." | "..") && !part.contains('\0');
-    path.split('/').all(sound).then(|| path.into())
 }
 
 /// Whose value it is; `None` for those of the whole host.
@@ -244,20 +231,6 @@ fn sysctl_namespace(path: &Path) -> Option<Namespace> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sysctl_names_are_paths() {
-        let check = |name: &str, want: Option<&str>| {
-            assert_eq!(sysctl_path(name), want.map(PathBuf::from), "{name}");
-        };
-        check("net.ipv4.ip_forward", Some("net/ipv4/ip_forward"));
-        check("net/ipv4/ip_forward", Some("net/ipv4/ip_forward"));
-        check("net.ipv4.conf.eth0/100.forwarding", Some("net/ipv4/conf/eth0.100/forwarding"));
-        check("net/ipv4/conf/eth0.100/forwarding", Some("net/ipv4/conf/eth0.100/forwarding"));
-        check("kernel/../../etc/passwd", None);
-        check("net...core", None);
-        check("", None);
-    }
 
     #[test]
     fn only_what_is_the_pods_own_is_set() {

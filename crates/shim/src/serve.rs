@@ -25,7 +25,7 @@ use tokio::{
     time::timeout,
 };
 use tokio_util::sync::CancellationToken;
-use ttrpc::Server;
+use ttrpc::{Server, ServerBuilder, Service};
 
 use crate::{
     error::{Error, Result},
@@ -90,17 +90,27 @@ pub(crate) fn short_path(path: &Path) -> Result<(PathBuf, Option<File>)> {
 }
 
 /// Returns when the shim's work is over; the pod is released by then, or as far as it can be.
-pub(crate) fn run(description: &Description, pod: Pod, sockets: Sockets) -> Result<()> {
+pub(crate) fn run(
+    description: &Description,
+    pod: Pod,
+    sockets: Sockets,
+    more: impl FnOnce() -> Vec<Service>,
+) -> Result<()> {
     // Few things happen at once here, and the room for events is memory of every pod.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_io_events_per_tick(16)
         .build();
     let runtime = runtime.map_err(Error::io("start the control thread"))?;
-    runtime.block_on(serve(description, pod, sockets))
+    runtime.block_on(async { serve(description, pod, sockets, more()).await })
 }
 
-async fn serve(description: &Description, pod: Pod, sockets: Sockets) -> Result<()> {
+async fn serve(
+    description: &Description,
+    pod: Pod,
+    sockets: Sockets,
+    more: Vec<Service>,
+) -> Result<()> {
     let children = reaper::children().map_err(Error::io("listen for exits"))?;
     // Only a shutdown, the end of the pod, or SIGKILL ends a shim.
     let _deaf = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()]
@@ -116,8 +126,8 @@ async fn serve(description: &Description, pod: Pod, sockets: Sockets) -> Result<
     let server = Server::builder()
         .service(service::task(name::TASK_V3, &shim))
         .service(service::task(name::TASK_V2, &shim))
-        .service(service::io(&shim))
-        .build();
+        .service(service::io(&shim));
+    let server = more.into_iter().fold(server, ServerBuilder::service).build();
     sockets.calls.set_nonblocking(true).map_err(Error::io("listen"))?;
     let listener =
         tokio::net::UnixListener::from_std(sockets.calls).map_err(Error::io("listen"))?;

@@ -3,7 +3,10 @@
 //! Everything that changes something runs in a task of its own: a client that goes away
 //! ends its call, not the work.
 
-use std::sync::Arc;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use api_shim::{
     longshore::{
@@ -11,6 +14,7 @@ use api_shim::{
     },
     name,
     process::ProcessInfo,
+    runc,
     task::v3::{
         CheckpointTaskRequest, CloseIoRequest, ConnectRequest, ConnectResponse, CreateTaskRequest,
         CreateTaskResponse, DeleteRequest, DeleteResponse, ExecProcessRequest, KillRequest,
@@ -30,7 +34,8 @@ use crate::{
     exec::Exec,
     priority::Priorities,
     serve::Shim,
-    tasks::Create,
+    stdio::Fifos,
+    tasks::{Create, Output},
 };
 
 /// The Task service, under the name of one of its versions: the messages are the same.
@@ -173,39 +178,64 @@ async fn create(
     deadline: Option<Instant>,
 ) -> Result<CreateTaskResponse> {
     let invalid = |field, why: &str| Error::Invalid { field, why: why.to_owned() };
-    let paths = [&request.stdin, &request.stdout, &request.stderr];
-    if paths.iter().any(|path| !path.is_empty()) {
-        return Err(invalid("stdin, stdout, stderr", "output goes to the log: see the options"));
-    }
     if !request.rootfs.is_empty() {
         return Err(invalid("rootfs", "is to be mounted by the caller"));
     }
     if !request.checkpoint.is_empty() {
         return Err(Error::Unimplemented("restoring a checkpoint"));
     }
-    let wanted = prioritized(request.options)?;
-    let create = Create {
-        id: request.id,
-        bundle: request.bundle.into(),
-        tty: request.terminal,
-        options: wanted.options.unwrap_or_default(),
-        priorities: Priorities::from_wire(wanted.priorities.unwrap_or_default())?,
-    };
-    let pid = shim.tasks.create(create, deadline).await?;
-    Ok(CreateTaskResponse { pid })
+    let (output, priorities) = wanted(&shim, &request)?;
+    let (id, bundle, tty) = (request.id, request.bundle.into(), request.terminal);
+    let create = Create { id, bundle, tty, priorities, output };
+    Ok(CreateTaskResponse { pid: shim.tasks.create(create, deadline).await? })
+}
+
+/// Our daemon leaves the streams to us; other clients have pipes for them, and repeat what the
+/// shim was told of its runtime.
+fn wanted(shim: &Shim, request: &CreateTaskRequest) -> Result<(Output, Priorities)> {
+    let path = |text: &String| (!text.is_empty()).then(|| PathBuf::from(text));
+    let [stdin, stdout, stderr] = [&request.stdin, &request.stdout, &request.stderr].map(path);
+    let piped = stdin.is_some() || stdout.is_some() || stderr.is_some();
+    match &request.options {
+        None => {}
+        Some(any) if any.type_url == name::RUNC_OPTIONS => check_runtime(shim, any)?,
+        Some(any) => {
+            let CreatePrioritized { options, priorities } = prioritized(any)?;
+            if piped {
+                let why = "streams go to a log or to pipes, not to both".to_owned();
+                return Err(Error::Invalid { field: "stdin, stdout, stderr", why });
+            }
+            let priorities = Priorities::from_wire(priorities.unwrap_or_default())?;
+            return Ok((Output::Log(options.unwrap_or_default()), priorities));
+        }
+    }
+    Ok((Output::Fifos(Fifos { stdin, stdout, stderr }), Priorities::default()))
 }
 
 /// Options of either kind.
-fn prioritized(options: Option<Any>) -> Result<CreatePrioritized> {
-    let invalid = |why: String| Error::Invalid { field: "options", why };
-    let Some(Any { type_url, value }) = options else { return Ok(CreatePrioritized::default()) };
+fn prioritized(Any { type_url, value }: &Any) -> Result<CreatePrioritized> {
     let decoded = match type_url.as_str() {
         name::CREATE_OPTIONS => CreateOptions::decode(value.as_slice())
             .map(|options| CreatePrioritized { options: Some(options), priorities: None }),
         name::CREATE_PRIORITIZED => CreatePrioritized::decode(value.as_slice()),
-        other => return Err(invalid(format!("{other} is unknown"))),
+        other => return Err(bad_options(format!("{other} is unknown"))),
     };
-    decoded.map_err(|e| invalid(e.to_string()))
+    decoded.map_err(|e| bad_options(e.to_string()))
+}
+
+fn check_runtime(shim: &Shim, any: &Any) -> Result<()> {
+    let given = runc::Options::decode(&*any.value).map_err(|e| bad_options(e.to_string()))?;
+    let ours = &shim.tasks.runtime.config;
+    match (Path::new(&given.binary_name), given.systemd_cgroup)
+        == (&ours.binary, ours.systemd_cgroup)
+    {
+        true => Ok(()),
+        false => Err(bad_options("are not those of the shim's own runtime".to_owned())),
+    }
+}
+
+fn bad_options(why: String) -> Error {
+    Error::Invalid { field: "options", why }
 }
 
 async fn start(
@@ -325,10 +355,8 @@ fn close_io(shim: &Shim, request: &CloseIoRequest) -> Result<()> {
 }
 
 fn connect(shim: &Shim, request: &ConnectRequest) -> Result<ConnectResponse> {
-    let task_pid = match request.id.as_str() {
-        "" => 0,
-        id => shim.tasks.get(id)?.init.pid(),
-    };
+    // Who asks for none, or for one that is to come, wants to know who we are.
+    let task_pid = shim.tasks.get(&request.id).map_or(0, |task| task.init.pid());
     let version = env!("CARGO_PKG_VERSION").to_owned();
     Ok(ConnectResponse { shim_pid: std::process::id(), task_pid, version })
 }

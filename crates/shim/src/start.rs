@@ -22,6 +22,7 @@ use sys::{
     cgroup::Cgroup,
     namespace::{Spaces, clone_into},
 };
+use ttrpc::Service;
 
 use crate::{
     cgroup,
@@ -40,10 +41,18 @@ const FAILED: u8 = b'-';
 
 /// Returns the bootstrap to print, or why there is no shim.
 pub(crate) fn run() -> std::result::Result<String, String> {
-    let description = read_description().map_err(|e| e.to_string())?;
+    start(&read_description().map_err(|e| e.to_string())?, Vec::new)
+}
+
+/// The same of a pod that is described, with services beside ours; they are made in the shim.
+/// Only for a process with one thread.
+pub fn start(
+    description: &Description,
+    more: impl FnOnce() -> Vec<Service>,
+) -> std::result::Result<String, String> {
     let (reader, writer) = std::io::pipe().map_err(|e| format!("make a pipe: {e}"))?;
     let shim = clone_into(&Spaces::default(), vec![writer.into()], |fds| {
-        become_shim(&description, fds.into_iter().next().map(PipeWriter::from))
+        become_shim(description, fds.into_iter().next().map(PipeWriter::from), more)
     })
     .map_err(|e| Error::io("fork")(e).to_string())?;
     let said = read_report(reader);
@@ -51,7 +60,7 @@ pub(crate) fn run() -> std::result::Result<String, String> {
         return Ok(bootstrap);
     }
     let ended = shim.pidfd.wait().map_or(-1, |exit| exit.status());
-    leave_cgroup(&description);
+    leave_cgroup(description);
     let silent = || Err(format!("the shim ended with {ended} before it was ready"));
     said.unwrap_or_else(silent)
 }
@@ -102,7 +111,11 @@ fn write_report(to: Option<PipeWriter>, how: u8, text: &str) -> std::io::Result<
 
 // === in the background ===
 
-fn become_shim(description: &Description, report: Option<PipeWriter>) -> i32 {
+fn become_shim(
+    description: &Description,
+    report: Option<PipeWriter>,
+    more: impl FnOnce() -> Vec<Service>,
+) -> i32 {
     let files = Files::of(&description.dir);
     let Prepared { pod, sockets, bootstrap } = match prepare(description, &files) {
         Ok(prepared) => prepared,
@@ -120,7 +133,7 @@ fn become_shim(description: &Description, report: Option<PipeWriter>) -> i32 {
         remove_files(&files);
         return 1;
     }
-    let served = serve::run(description, pod, sockets);
+    let served = serve::run(description, pod, sockets, more);
     remove_files(&files);
     match served {
         Ok(()) => 0,

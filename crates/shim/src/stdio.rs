@@ -11,6 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use parking_lot::Mutex;
 use rustix::{
     fs::{CWD, FileType, Gid, Mode, OFlags, Uid, fchown, fcntl_getfl, fcntl_setfl, mknodat},
     pipe::fcntl_setpipe_size,
@@ -45,11 +46,7 @@ impl Pipes {
         let (our_out, their_out) = output(&stdout)?;
         let (our_err, their_err) = output(&stderr)?;
         let theirs = [their_in, Some(their_out), Some(their_err)];
-        if let Some((uid, gid)) = owner {
-            for fd in theirs.iter().flatten() {
-                fchown(fd, Some(uid), Some(gid)).map_err(Error::io("give away a pipe"))?;
-            }
-        }
+        give(&theirs, owner)?;
         Ok(Self { theirs, stdin: our_in, stdout: our_out, stderr: our_err })
     }
 
@@ -70,6 +67,14 @@ impl Pipes {
     }
 }
 
+fn give(theirs: &[Option<OwnedFd>], owner: Option<(Uid, Gid)>) -> Result<()> {
+    let Some((uid, gid)) = owner else { return Ok(()) };
+    for fd in theirs.iter().flatten() {
+        fchown(fd, Some(uid), Some(gid)).map_err(Error::io("give away a pipe"))?;
+    }
+    Ok(())
+}
+
 fn output(path: &Path) -> Result<(OwnedFd, OwnedFd)> {
     let theirs = both_ends(path)?;
     let ours = open(path, OFlags::RDONLY)?;
@@ -88,7 +93,7 @@ fn both_ends(path: &Path) -> Result<OwnedFd> {
 }
 
 fn open(path: &Path, access: OFlags) -> Result<OwnedFd> {
-    let (read, write) = (access == OFlags::RDONLY, access == OFlags::WRONLY);
+    let (read, write) = (access != OFlags::WRONLY, access != OFlags::RDONLY);
     let nonblock = OFlags::NONBLOCK.bits().cast_signed();
     let file = OpenOptions::new().read(read).write(write).custom_flags(nonblock).open(path);
     file.map(OwnedFd::from).map_err(Error::on("open pipe", path))
@@ -98,6 +103,51 @@ fn open(path: &Path, access: OFlags) -> Result<OwnedFd> {
 fn block(fd: &OwnedFd) -> Result<()> {
     let flags = fcntl_getfl(fd).map_err(Error::io("prepare a pipe"))?;
     fcntl_setfl(fd, flags - OFlags::NONBLOCK).map_err(Error::io("prepare a pipe"))
+}
+
+/// Pipes of a client that reads and writes them itself, in the place of a log. An absent one is
+/// /dev/null.
+#[derive(Clone, Debug)]
+pub(crate) struct Fifos {
+    pub(crate) stdin: Option<PathBuf>,
+    pub(crate) stdout: Option<PathBuf>,
+    pub(crate) stderr: Option<PathBuf>,
+}
+
+/// What we keep of them: the container's input ends when the client and we have closed it, so
+/// that a client may come and go.
+#[derive(Debug)]
+pub(crate) struct Held(pub(crate) Mutex<Option<OwnedFd>>);
+
+impl Fifos {
+    /// The container's, as 0, 1 and 2. It has its outputs like those of [`Pipes`], and for the
+    /// same reasons.
+    pub(crate) fn theirs(&self, owner: Option<(Uid, Gid)>) -> Result<([Option<OwnedFd>; 3], Held)> {
+        let output = |path: &PathBuf| {
+            let both = OpenOptions::new().read(true).write(true).open(path);
+            both.map(OwnedFd::from).map_err(Error::on("open pipe", path))
+        };
+        let input = self.stdin.as_ref().map(|path| -> Result<_> {
+            let theirs = open(path, OFlags::RDONLY)?;
+            block(&theirs)?;
+            Ok((theirs, open(path, OFlags::WRONLY)?))
+        });
+        let (stdin, ours) = input.transpose()?.unzip();
+        let stdout = self.stdout.as_ref().map(output).transpose()?;
+        let stderr = self.stderr.as_ref().map(output).transpose()?;
+        let theirs = [stdin, stdout, stderr];
+        give(&theirs, owner)?;
+        Ok((theirs, Held(Mutex::new(ours))))
+    }
+
+    /// Ours, of a container with a terminal: what is typed, what is shown. Neither ends with the
+    /// client.
+    pub(crate) fn of_terminal(&self) -> Result<(Option<File>, Option<File>)> {
+        let end = |path: &Option<PathBuf>| {
+            path.as_ref().map(|path| open(path, OFlags::RDWR).map(File::from)).transpose()
+        };
+        Ok((end(&self.stdin)?, end(&self.stdout)?))
+    }
 }
 
 /// The ends of an exec's pipes, whose other ends the client holds already. Handed to the
@@ -169,6 +219,33 @@ mod tests {
                 .into_iter()
                 .all(nonblocking)
         );
+    }
+
+    #[test]
+    fn the_pipes_of_a_client_outlive_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let [stdin, stdout] = ["stdin", "stdout"].map(|name| {
+            let path = dir.path().join(name);
+            mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+            path
+        });
+        let fifos =
+            Fifos { stdin: Some(stdin.clone()), stdout: Some(stdout.clone()), stderr: None };
+        let ([Some(input), Some(output), None], held) = fifos.theirs(None).unwrap() else {
+            panic!("other pipes than those given")
+        };
+        let (mut input, mut output) = (File::from(input), File::from(output));
+        output.write_all(b"nobody is there").unwrap();
+        let mut client = File::from(open(&stdout, OFlags::RDONLY).unwrap());
+        let mut text = [0; 32];
+        let len = client.read(&mut text).unwrap();
+        assert_eq!(&text[..len], b"nobody is there");
+        // A client that goes does not end the input; one that asks for it does.
+        File::from(open(&stdin, OFlags::WRONLY).unwrap()).write_all(b"typed").unwrap();
+        drop(held.0.lock().take());
+        let mut typed = String::new();
+        input.read_to_string(&mut typed).unwrap();
+        assert_eq!(typed, "typed");
     }
 
     #[test]

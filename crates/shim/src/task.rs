@@ -32,6 +32,7 @@ use crate::{
     priority::Priorities,
     process::{Ended, Process},
     record::{self, Record},
+    stdio::Held,
     tasks::Create,
 };
 
@@ -59,6 +60,8 @@ pub(crate) struct Task {
     pub(crate) has_own_pids: AtomicBool,
     /// Our side of its terminal.
     pub(crate) console: OnceLock<OwnedFd>,
+    /// There if its streams are a client's.
+    pub(crate) fifos: OnceLock<Held>,
     pub(crate) execs: Mutex<BTreeMap<String, Arc<Exec>>>,
     pub(crate) record: Record,
     oom: AtomicBool,
@@ -79,6 +82,7 @@ impl Task {
             group: OnceLock::new(),
             has_own_pids: AtomicBool::new(false),
             console: OnceLock::new(),
+            fifos: OnceLock::new(),
             execs: Mutex::default(),
             oom: AtomicBool::new(false),
             log_errors: AtomicU64::new(0),
@@ -204,6 +208,7 @@ mod tests {
     use api_shim::longshore::CreateOptions;
 
     use super::*;
+    use crate::tasks::Output;
 
     #[test]
     fn ids_are_safe_file_names() {
@@ -221,7 +226,7 @@ mod tests {
             id: "c".to_owned(),
             bundle: "/b".into(),
             tty: false,
-            options: CreateOptions::default(),
+            output: Output::Log(CreateOptions::default()),
             priorities: Priorities::default(),
         };
         let task = Task::new(&create, Path::new("/nowhere"));

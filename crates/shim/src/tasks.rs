@@ -8,6 +8,7 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -30,7 +31,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     cgroup::{self, Group, off_thread},
-    console::{ConsoleSocket, copy_of},
+    console::{self, ConsoleSocket, copy_of},
     error::{Error, Result},
     note,
     priority::Priorities,
@@ -38,7 +39,7 @@ use crate::{
     reaper::Reaper,
     runtime::{Call, Runtime, Streams},
     stats,
-    stdio::Pipes,
+    stdio::{Fifos, Held, Pipes},
     task::{Phase, Task, check_id},
     update,
 };
@@ -76,8 +77,17 @@ pub(crate) struct Create {
     pub(crate) id: String,
     pub(crate) bundle: PathBuf,
     pub(crate) tty: bool,
-    pub(crate) options: CreateOptions,
     pub(crate) priorities: Priorities,
+    pub(crate) output: Output,
+}
+
+/// What becomes of its streams.
+#[derive(Debug)]
+pub(crate) enum Output {
+    /// They are read here, into a log and for attached clients.
+    Log(CreateOptions),
+    /// A client has pipes for them.
+    Fifos(Fifos),
 }
 
 impl Tasks {
@@ -180,10 +190,7 @@ impl Tasks {
         task.priorities.give(&live)?;
         if let Some(socket) = console {
             let master = socket.receive()?;
-            let source = source(task, &create.options)?
-                .with_output(Stream::Stdout, copy_of(&master)?)
-                .with_input(create.options.stdin.then(|| copy_of(&master)).transpose()?);
-            self.io.add(source)?;
+            self.connect_terminal(task, &create.output, &master)?;
             let _ = task.console.set(master);
         }
         task.set_phase(Phase::Created);
@@ -200,13 +207,49 @@ impl Tasks {
             let socket = ConsoleSocket::bind(&task.bundle, "tty.sock".to_owned())?;
             return Ok((Streams::default(), Some(socket)));
         }
-        let pipes = Pipes::make(&task.bundle, create.options.stdin, self.root)?;
-        let source = source(task, &create.options)?
+        let options = match &create.output {
+            Output::Log(options) => options,
+            Output::Fifos(fifos) => {
+                let (theirs, held) = fifos.theirs(self.root)?;
+                let _ = task.fifos.set(held);
+                return Ok((Streams::of(theirs), None));
+            }
+        };
+        let pipes = Pipes::make(&task.bundle, options.stdin, self.root)?;
+        let source = source(task, options)?
             .with_output(Stream::Stdout, pipes.stdout)
             .with_output(Stream::Stderr, pipes.stderr)
             .with_input(pipes.stdin);
         self.io.add(source)?;
         Ok((Streams::of(pipes.theirs), None))
+    }
+
+    fn connect_terminal(&self, task: &Arc<Task>, output: &Output, master: &OwnedFd) -> Result<()> {
+        let options = match output {
+            Output::Log(options) => options,
+            Output::Fifos(fifos) => return self.show_terminal(task, fifos, master),
+        };
+        let source = source(task, options)?
+            .with_output(Stream::Stdout, copy_of(master)?)
+            .with_input(options.stdin.then(|| copy_of(master)).transpose()?);
+        Ok(self.io.add(source)?)
+    }
+
+    fn show_terminal(&self, task: &Arc<Task>, fifos: &Fifos, master: &OwnedFd) -> Result<()> {
+        let (stdin, stdout) = fifos.of_terminal()?;
+        let _ = task.fifos.set(Held(Mutex::new(None)));
+        self.work.spawn(console::show(copy_of(master)?, stdout));
+        if let Some(stdin) = stdin {
+            let (typed, task) = (console::type_in(copy_of(master)?, stdin), Arc::clone(task));
+            self.work.spawn(async move {
+                // The pipe does not end before the container.
+                tokio::select! {
+                    typed = typed => typed,
+                    _ = task.init.wait() => Ok(()),
+                }
+            });
+        }
+        Ok(())
     }
 
     /// From here on its end is ours to tell.
@@ -260,7 +303,9 @@ impl Tasks {
     }
 
     fn forget(&self, task: &Task) {
-        Pipes::remove(&task.bundle);
+        if task.fifos.get().is_none() {
+            Pipes::remove(&task.bundle);
+        }
         task.record.remove();
         self.all.lock().remove(&task.id);
         self.changed.send_modify(|count| *count += 1);
@@ -427,10 +472,14 @@ impl Tasks {
 
     pub(crate) fn close_stdin(&self, id: &str, exec_id: &str) -> Result<()> {
         let task = self.get(id)?;
-        match exec_id {
-            "" => Ok(self.io.close_stdin(id)?),
+        match (exec_id, task.fifos.get()) {
+            ("", None) => Ok(self.io.close_stdin(id)?),
+            ("", Some(held)) => {
+                held.0.lock().take();
+                Ok(())
+            }
             // Its pipe is the client's own, who closes it.
-            exec_id => task.exec(exec_id).map(drop),
+            (exec_id, _) => task.exec(exec_id).map(drop),
         }
     }
 

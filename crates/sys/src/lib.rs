@@ -12,7 +12,7 @@
 //! | [`cgroup`] | which hierarchy holds what; reading, writing, freezing, killing |
 //! | [`beneath`], [`fd`], [`pty`] | paths that cannot escape, descriptors, terminals |
 //! | [`label`] | SELinux labels of files |
-//! | [`host`] | kernel version, file system types and space |
+//! | [`host`], [`sysctl`] | kernel version, file system types and space; names of settings |
 //!
 //! **Invariant:** no policy and no state. Nothing here decides, retries for long, or keeps
 //! more than descriptors; parsers are pure functions over text. Every call may block, so
@@ -32,5 +32,6 @@ pub mod pidfd;
 pub mod process;
 pub mod pty;
 pub mod sched;
+pub mod sysctl;
 
 pub use error::{Error, Result};

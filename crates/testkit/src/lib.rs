@@ -14,6 +14,7 @@ mod leftovers;
 mod node;
 pub mod registry;
 mod rounds;
+mod sandbox;
 mod skip;
 
 pub use cgroup::Cgroups;
@@ -24,4 +25,5 @@ pub use go::GoTool;
 pub use leftovers::Process;
 pub use node::Node;
 pub use rounds::rounds;
+pub use sandbox::sandbox_shim;
 pub use skip::{is_root, skip};

@@ -179,9 +179,11 @@ impl Node {
             let mut links = fds.flatten().filter_map(|fd| fs::read_link(fd.path()).ok());
             links.any(|to| to.starts_with(&dir))
         };
-        let names = ["longshore-shim", "/usr/bin/containerd-shim-runc-v2"];
-        let is_shim =
-            |process: &Process| names.iter().any(|name| process.command.starts_with(name));
+        let names = ["longshore-shim", "containerd-shim-runc-v2", "sandbox-shim"];
+        let is_shim = |process: &Process| {
+            let program = process.command.split(' ').next().unwrap_or_default();
+            Path::new(program).file_name().is_some_and(|file| names.iter().any(|n| file == *n))
+        };
         let found =
             self.processes().into_iter().find(|process| is_shim(process) && has_open(process));
         found.with_context(|| format!("no shim has anything of pod {} open", pod.id))

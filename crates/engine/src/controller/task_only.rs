@@ -3,12 +3,11 @@
 
 use std::{path::Path, sync::Arc};
 
-use oci::{CgroupDriver, SandboxInputs};
-use shim_client::{RuntimeOptions, Shim, StartForeign};
+use oci::SandboxInputs;
+use shim_client::{Sandboxer, Shim};
 
-use super::{Controller, own::namespaces};
+use super::{Controller, foreign};
 use crate::{
-    config::{ForeignShim, Handler},
     container::pod_facts,
     error::{EngineError, Result},
     files::{blocking, make_dir, write},
@@ -24,8 +23,7 @@ impl Controller for TaskOnly<'_> {
     /// Only the namespaces: what looks at the network when it starts, as virtual machines do,
     /// has to find it.
     async fn create(&self, pod: &PodRecord) -> Result<Option<Arc<Shim>>> {
-        let spec = self.describe(pod)?;
-        self.0.foreign().await?.prepare(&spec).await?;
+        foreign::prepare(self.0, pod, Sandboxer::Task).await?;
         Ok(None)
     }
 
@@ -33,47 +31,15 @@ impl Controller for TaskOnly<'_> {
         let (spec, program) = self.sandbox(pod)?;
         let bundle = self.0.layout.sandbox(&pod.id);
         blocking(move || make_bundle(&bundle, &spec, &program)).await?;
-        let dir = self.0.layout.pod(&pod.id);
-        let limit = self.0.config.limits.start_shim;
-        Ok(Arc::new(self.0.foreign().await?.launch(&dir, limit).await?))
+        foreign::launch(self.0, pod).await
     }
 
     async fn connect(&self, pod: &PodRecord) -> Result<Arc<Shim>> {
-        let dir = self.0.layout.pod(&pod.id);
-        let limit = self.0.config.limits.recover;
-        Ok(Arc::new(self.0.foreign().await?.connect(&dir, limit).await?))
+        foreign::connect(self.0, pod).await
     }
 }
 
 impl TaskOnly<'_> {
-    fn describe(&self, pod: &PodRecord) -> Result<StartForeign> {
-        let handler = self.0.handler(&pod.handler)?;
-        let Some(shim) = &handler.shim else {
-            return Err(EngineError::NoHandler(pod.handler.clone()));
-        };
-        Ok(StartForeign {
-            id: pod.id.to_string(),
-            dir: self.0.layout.pod(&pod.id),
-            bundle: self.0.layout.sandbox(&pod.id),
-            binary: shim.binary.clone(),
-            form: shim.form,
-            options: self.options(handler, shim),
-            namespaces: namespaces(self.0, pod),
-        })
-    }
-
-    fn options(&self, handler: &Handler, shim: &ForeignShim) -> RuntimeOptions {
-        match &shim.config {
-            Some(file) => RuntimeOptions::ConfigFile(file.clone()),
-            None if handler.binary.as_os_str().is_empty() => RuntimeOptions::None,
-            None => RuntimeOptions::Runc {
-                binary: handler.binary.clone(),
-                root: self.0.layout.foreign_runtime_root(),
-                systemd_cgroup: self.0.config.cgroup_driver == CgroupDriver::Systemd,
-            },
-        }
-    }
-
     /// Its spec as JSON, and the program in it.
     fn sandbox(&self, pod: &PodRecord) -> Result<(Vec<u8>, Vec<u8>)> {
         let config = &self.0.config;

@@ -10,7 +10,7 @@ use std::{
 
 use base::Id;
 use engine::{
-    Engine, EngineConfig, EngineError, ForeignShim, Handler, Limits,
+    Engine, EngineConfig, EngineError, ForeignShim, Handler, Limits, SandboxKind,
     record::PinnedImage,
     request::{NewContainer, PodName, PodNamespace, PodRequest},
     storage::{Boxed, NewRootfs, NewView, Storage},
@@ -37,13 +37,38 @@ pub(crate) enum Keeper {
     /// containerd's shim for runc.
     #[allow(dead_code, reason = "not every test has another")]
     Foreign,
+    /// One that makes the pod itself.
+    #[allow(dead_code, reason = "not every test has another")]
+    Service,
 }
 
+#[allow(dead_code, reason = "not every test has another")]
 impl Keeper {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Own => "own",
+            Self::Foreign => "foreign",
+            Self::Service => "service",
+        }
+    }
+
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        [Self::Own, Self::Foreign, Self::Service].into_iter().find(|keeper| keeper.name() == name)
+    }
+
     fn shim(self) -> Option<ForeignShim> {
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let find = || ForeignShim::find("io.containerd.runc.v2", &path, None);
-        (self == Self::Foreign).then(|| find().expect("a shim that was there before"))
+        let find = |name: &str| ForeignShim::find(name, &path, None);
+        let (found, sandbox) = match self {
+            Self::Own => return None,
+            Self::Foreign => (find("io.containerd.runc.v2"), SandboxKind::Task),
+            Self::Service => {
+                let built = testkit::sandbox_shim(shim());
+                (find(built.to_str().expect("a path")), SandboxKind::Service)
+            }
+        };
+        let found = found.expect("a shim that was there before");
+        Some(ForeignShim { sandbox, ..found })
     }
 }
 

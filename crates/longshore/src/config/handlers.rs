@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use engine::SandboxKind;
 use oci::{PrivilegedDevices, Profile};
 
 use super::{Config, ConfigError, absolute, one_of, settings::settings, value};
@@ -17,6 +18,9 @@ settings! {
         shim: String = "longshore".into();
         /// The configuration file of a shim that has one and no OCI runtime.
         shim_config: Option<PathBuf> => "none";
+        /// What a pod is to a shim other than ours: "task", a first task of it that sleeps; or
+        /// "shim", what the shim makes itself by its Sandbox service.
+        sandboxer: Option<String> => "\"task\"";
         /// Arguments of the OCI runtime, before its command.
         args: Vec<String> = Vec::new();
         /// A runtime spec in JSON that stands where our default would.
@@ -74,6 +78,7 @@ pub struct HandlerSettings {
 pub struct ShimSettings {
     pub name: String,
     pub config: Option<PathBuf>,
+    pub sandbox: SandboxKind,
 }
 
 impl Handlers {
@@ -147,11 +152,17 @@ fn shim(
     let config = handler.shim_config.as_ref();
     let config = config.map(|path| absolute(key("shim_config"), path)).transpose()?;
     if handler.shim == "longshore" {
-        return match config {
-            Some(_) => Err(value(key("shim_config"), "our own shim has none: name another")),
-            None => Ok(None),
+        return match (config, &handler.sandboxer) {
+            (Some(_), _) => Err(value(key("shim_config"), "our own shim has none: name another")),
+            (_, Some(_)) => Err(value(key("sandboxer"), "our own shim needs none: name another")),
+            (None, None) => Ok(None),
         };
     }
+    let sandbox = match handler.sandboxer.as_deref() {
+        None | Some("task") => SandboxKind::Task,
+        Some("shim") => SandboxKind::Service,
+        Some(other) => return Err(one_of(key("sandboxer"), other, "\"task\" or \"shim\"")),
+    };
     if !handler.args.is_empty() {
         return Err(value(key("args"), "only our own shim can be told arguments"));
     }
@@ -159,7 +170,7 @@ fn shim(
         return Err(value(key("shim_config"), "a shim is told this or its OCI runtime, not both"));
     }
     engine::check_shim_name(&handler.shim).map_err(|e| value(key("shim"), e.to_string()))?;
-    Ok(Some(ShimSettings { name: handler.shim.clone(), config }))
+    Ok(Some(ShimSettings { name: handler.shim.clone(), config, sandbox }))
 }
 
 fn binary(key: String, binary: &Path) -> Result<PathBuf, ConfigError> {
@@ -211,7 +222,15 @@ mod tests {
             &a("shim_config = '/k.toml'"),
             "handlers.a.shim_config: our own shim has none: name another",
         );
+        refused(
+            &a("sandboxer = 'shim'"),
+            "handlers.a.sandboxer: our own shim needs none: name another",
+        );
         let foreign = |line: &str| a(&format!("shim = 'io.containerd.x.v2'\n{line}"));
+        refused(
+            &foreign("sandboxer = 'podsandbox'"),
+            "handlers.a.sandboxer: \"podsandbox\" is not \"task\" or \"shim\"",
+        );
         refused(
             &foreign("args = ['-x']"),
             "handlers.a.args: only our own shim can be told arguments",
@@ -237,12 +256,13 @@ mod tests {
 
     #[test]
     fn a_foreign_shim_may_have_no_runtime() {
-        let toml = "[handlers.kata]\nshim = 'io.containerd.kata.v2'\nshim_config = '/k.toml'";
+        let toml = "[handlers.kata]\nshim = 'io.containerd.kata.v2'\nshim_config = '/k.toml'\nsandboxer = 'shim'";
         let settings = toml::from_str::<Config>(toml).unwrap().check().unwrap();
         let kata = &settings.handlers.given()[0];
         let want = ShimSettings {
             name: "io.containerd.kata.v2".to_owned(),
             config: Some("/k.toml".into()),
+            sandbox: SandboxKind::Service,
         };
         assert_eq!((kata.binary.as_os_str().is_empty(), kata.shim.as_ref()), (true, Some(&want)));
     }

@@ -83,7 +83,7 @@ fn find_shims(settings: &Settings) -> Vec<(String, ForeignShim)> {
     let find = |given: &HandlerSettings| {
         let shim = given.shim.as_ref()?;
         match ForeignShim::find(&shim.name, &path, shim.config.clone()) {
-            Ok(found) => Some((given.name.clone(), found)),
+            Ok(found) => Some((given.name.clone(), ForeignShim { sandbox: shim.sandbox, ..found })),
             Err(reason) => {
                 tracing::warn!(handler = given.name, %reason, "handler not used");
                 None

@@ -16,11 +16,12 @@ use api_shim::{
         DeleteRequest, DeleteResponse, KillRequest, ShutdownRequest, WaitRequest, WaitResponse,
     },
 };
+use jiff::Timestamp;
 use sys::{cgroup::Layout, pidfd::Pidfd};
 use tokio::time::{Instant, timeout};
 
 use super::{
-    Line, dial, launch, no_shim,
+    Line, SandboxService, dial, launch, no_shim,
     record::{NAMESPACE, PodFile, Running, RuntimeOptions, absent_is_fine},
 };
 use crate::{
@@ -54,7 +55,8 @@ async fn end(dir: &Path, pod: &PodFile, line: &Line, limit: Duration) -> Vec<(St
     let mut told = Vec::new();
     let mut tasks = read_tasks(&Files::of(dir).tasks);
     tasks.sort_by_key(|(id, _)| *id == pod.id);
-    for (id, _) in &tasks {
+    let service = line.service(pod);
+    for (id, _) in tasks.iter().filter(|(id, _)| service.is_none() || *id != pod.id) {
         match timeout(limit, end_task(line, id)).await {
             Ok(Ok(exit)) => told.push((id.clone(), exit)),
             Ok(Err(error)) => {
@@ -63,8 +65,16 @@ async fn end(dir: &Path, pod: &PodFile, line: &Line, limit: Duration) -> Vec<(St
             Err(_) => return told,
         }
     }
-    let request = ShutdownRequest { id: pod.id.clone(), now: true };
-    let asked: Result<(), _> = line.task.call("Shutdown", QUICK, &request).await;
+    let asked: Result<(), _> = match &service {
+        Some(service) => {
+            let ended = end_sandbox(service, limit).await;
+            ended.map(|exit| told.push((pod.id.clone(), exit)))
+        }
+        None => {
+            let request = ShutdownRequest { id: pod.id.clone(), now: true };
+            line.task.call("Shutdown", QUICK, &request).await
+        }
+    };
     if asked.is_ok() {
         let ended = async {
             while !matches!(line.process.wait_end(Some(Duration::ZERO)), Ok(true)) {
@@ -87,6 +97,18 @@ async fn end_task(line: &Line, id: &str) -> Result<Exit, ShimError> {
     let delete = DeleteRequest { id, exec_id };
     let _: DeleteResponse = line.task.call("Delete", QUICK * 5, &delete).await?;
     Ok(Exit { code: exit_status, at, oom: false, log_errors: 0 })
+}
+
+/// With it the shim ends. How it ended nobody asks.
+async fn end_sandbox(service: &SandboxService, limit: Duration) -> Result<Exit, ShimError> {
+    service.stop(limit).await?;
+    let late = ShimError::Timeout { call: "WaitSandbox", limit };
+    match timeout(limit, service.wait()).await.unwrap_or(Err(late)) {
+        Ok(()) | Err(ShimError::NotFound { .. }) => {}
+        Err(error) => return Err(error),
+    }
+    service.shutdown(limit).await?;
+    Ok(Exit { code: 0, at: Timestamp::now(), oom: false, log_errors: 0 })
 }
 
 /// Blocking.

@@ -7,6 +7,7 @@ use std::{
 };
 
 use api_shim::{
+    name,
     start::{Files, TaskRecord},
     {runc, runtime_options},
 };
@@ -14,7 +15,7 @@ use prost::Message;
 use prost_types::Any;
 use serde::{Deserialize, Serialize};
 
-use super::BootstrapForm;
+use super::{BootstrapForm, PodConfig};
 use crate::{LogTarget, Namespaces, ShimError, Stdio, shim::any};
 
 /// In whose name containers are kept inside the shims, as containerd calls it.
@@ -30,9 +31,21 @@ pub(crate) struct PodFile {
     /// Of the sandbox, and the working directory of the shim.
     pub(crate) bundle: PathBuf,
     #[serde(default)]
+    pub(crate) sandboxer: Sandboxer,
+    #[serde(default)]
     pub(crate) namespaces: Namespaces,
     #[serde(default)]
     pub(crate) running: Option<Running>,
+}
+
+/// What is the pod, to its shim.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub enum Sandboxer {
+    /// A first task, which sleeps.
+    #[default]
+    Task,
+    /// What the shim's Sandbox service makes of this.
+    Service(Box<PodConfig>),
 }
 
 /// A shim that was started.
@@ -74,7 +87,7 @@ impl RuntimeOptions {
                     systemd_cgroup: *systemd_cgroup,
                     ..runc::Options::default()
                 };
-                Some(any("containerd.runc.v1.Options", options.encode_to_vec()))
+                Some(any(name::RUNC_OPTIONS, options.encode_to_vec()))
             }
             Self::ConfigFile(path) => {
                 let options = runtime_options::Options {
@@ -123,6 +136,13 @@ impl PodFile {
 }
 
 impl TaskFile {
+    /// Of one that is about to be made.
+    pub(crate) fn intended(bundle: &Path, stdio: Stdio, log: Option<LogTarget>) -> Self {
+        let bundle = bundle.to_owned();
+        let task = TaskRecord { bundle, pid: 0, start_time: 0, cgroup: None, exit: None };
+        Self { task, stdio, log }
+    }
+
     fn path(dir: &Path, id: &str) -> PathBuf {
         Files::of(dir).tasks.join(id)
     }

@@ -23,7 +23,7 @@ use std::{
 };
 
 use api_shim::{
-    start::{ExitRecord, Files, TaskRecord},
+    start::{ExitRecord, Files},
     task::v3::{
         CloseIoRequest, CreateTaskRequest, CreateTaskResponse, DeleteRequest, DeleteResponse,
         StateRequest, StateResponse, WaitRequest, WaitResponse,
@@ -142,6 +142,11 @@ impl Streams {
         *self.inner.task.write() = task;
     }
 
+    /// The newest, while anybody has the pod.
+    pub(crate) fn connection(streams: &Weak<Inner>) -> Option<ttrpc::Client> {
+        streams.upgrade().map(|inner| inner.task.read().client().clone())
+    }
+
     // === calls ===
 
     pub(crate) async fn create(
@@ -162,10 +167,8 @@ impl Streams {
             let kind = base::Kind::AlreadyExists;
             return Err(ShimError::Refused { call: "Create", kind, message });
         }
-        let record =
-            TaskRecord { bundle: bundle.clone(), pid: 0, start_time: 0, cgroup: None, exit: None };
-        let mut file = TaskFile { task: record, stdio, log };
-        file.write(&self.inner.dir, &id)?;
+        let mut file = TaskFile::intended(&bundle, stdio, log);
+        self.record(&id, &mut file, 0)?;
         let created = async {
             let silent = id == self.inner.sandbox;
             if !silent {
@@ -189,10 +192,7 @@ impl Streams {
         };
         match created.await {
             Ok(CreateTaskResponse { pid }) => {
-                file.task.pid = pid;
-                file.task.start_time = started_at(pid).unwrap_or_default();
-                file.task.cgroup = self.cgroup_of(pid);
-                file.write(&self.inner.dir, &id)?;
+                self.record(&id, &mut file, pid)?;
                 Ok(pid)
             }
             // It may be at it still: then the pipes are in use.
@@ -203,6 +203,16 @@ impl Streams {
                 Err(error)
             }
         }
+    }
+
+    /// With its process, once that is known; 0 before.
+    pub(crate) fn record(&self, id: &str, file: &mut TaskFile, pid: u32) -> Result<(), ShimError> {
+        if pid != 0 {
+            file.task.pid = pid;
+            file.task.start_time = started_at(pid).unwrap_or_default();
+            file.task.cgroup = self.cgroup_of(pid);
+        }
+        file.write(&self.inner.dir, id)
     }
 
     pub(crate) async fn wait(

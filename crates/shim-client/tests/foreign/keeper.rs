@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use shim_client::{
-    BootstrapForm, Foreign, RuntimeOptions, Shim, ShimError, StartForeign, StartPod, bury,
+    BootstrapForm, Foreign, RuntimeOptions, Sandboxer, Shim, ShimError, StartForeign, StartPod,
+    bury,
 };
 
 use crate::world::{LIMIT, Pod, Wish, World};
@@ -38,6 +39,7 @@ pub(crate) fn describe(world: &World, spec: &StartPod) -> StartForeign {
         dir: spec.dir.clone(),
         // The kernel keeps it asleep; a signal that ends it is the end of the pod.
         bundle: world.bundle(&spec.id, &["sleep", "100000"], &Wish::default()),
+        sandboxer: Sandboxer::Task,
         binary: binary(),
         form: BootstrapForm::Options,
         options: RuntimeOptions::Runc {
