@@ -11,7 +11,7 @@ use shim_client::{Shim, TaskState, TaskStatus};
 use tokio::task::JoinSet;
 
 use crate::{
-    container::MakeContainer,
+    container::{MakeContainer, start},
     controller::{self, Controller, Keeper},
     error::Result,
     owner::{Begin, Owner, Turn},
@@ -154,8 +154,7 @@ async fn reconcile(
     let created = task.is_some_and(|task| task.status == TaskStatus::Created);
     // Created and never started: the start is to be asked for again.
     if created && container.phase == ContainerPhase::Starting {
-        shim.kill(container.id.as_str(), 9, true).await?;
-        shim.delete(container.id.as_str()).await?;
+        start::discard(shim, container.id.as_str(), start::CUT_OFF).await?;
         return advance(shared, container, &ContainerEvent::NotStarted).await;
     }
     match told(&container.phase, task) {

@@ -1,6 +1,6 @@
 //! From a bundle to a running process.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use shim_client::{CreateTask, LogFormat, LogTarget, Shim, ShimError, Stdio};
@@ -11,6 +11,9 @@ use crate::{attach, error::Result, owner::Turn, record::ContainerRecord, shared:
 
 pub(crate) const OPERATION: &str = "start-container";
 pub(crate) const STAGES: [&str; 4] = ["create-task", "plugins", "start-task", "started"];
+
+/// For a task that is not to be started to be gone.
+pub(crate) const CUT_OFF: Duration = Duration::from_secs(5);
 
 /// A process that runs.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +49,10 @@ pub(crate) async fn start(
             Ok(Started { pid, at: Timestamp::now() })
         }
         Err(error) => {
-            discard(&shim, id).await;
+            // What cannot be deleted now is deleted with the container.
+            if let Err(error) = discard(&shim, id, CUT_OFF).await {
+                tracing::warn!(container = id, error = %base::Chain(&error), "delete a failed task");
+            }
             Err(error)
         }
     }
@@ -69,13 +75,27 @@ async fn create(
     }
 }
 
-/// What cannot be deleted now is deleted with the container.
-async fn discard(shim: &Shim, id: &str) {
+/// Ends and deletes a task that nobody has started. One that is still being created is ended as
+/// soon as there is something to be ended. Idempotent.
+pub(crate) async fn discard(shim: &Shim, id: &str, limit: Duration) -> Result<(), ShimError> {
     const SIGKILL: u32 = 9;
-    let _ = shim.kill(id, SIGKILL, true).await;
-    if let Err(error) = shim.delete(id).await {
-        tracing::warn!(container = id, error = %base::Chain(&error), "delete a failed task");
-    }
+    const AGAIN: Duration = Duration::from_millis(20);
+    let gone = |done: Result<(), ShimError>| match done {
+        Err(ShimError::NotFound { .. }) => Ok(()),
+        done => done,
+    };
+    let discarded = async {
+        loop {
+            gone(shim.kill(id, SIGKILL, true).await)?;
+            // Its end is told a moment after the kill, and only then can it be deleted.
+            if let Ok(ended) = tokio::time::timeout(AGAIN, shim.wait(id)).await {
+                gone(ended.map(drop))?;
+                return gone(shim.delete(id).await.map(drop));
+            }
+        }
+    };
+    let late = ShimError::Timeout { call: "Delete", limit };
+    tokio::time::timeout(limit, discarded).await.unwrap_or(Err(late))
 }
 
 fn task(shared: &Shared, container: &ContainerRecord) -> CreateTask {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use api_cri::v1::ContainerState;
+use nri_sdk::api::{Hook, Hooks};
 use testkit::Node;
 use tokio_util::task::TaskTracker;
 use tonic::Code;
@@ -233,6 +234,69 @@ async fn a_plugin_that_comes_late_is_told_what_exists_also_by_the_next_daemon() 
     probe.heard("RemovePodSandbox", &pod.id).await;
     for id in [&runs, &idle] {
         assert_eq!(probe.events(id), ["StopContainer", "RemoveContainer"]);
+    }
+    drop(probe);
+    node.finish().await.unwrap();
+}
+
+/// A start that the daemon's death cut off is taken back whole before others are answered.
+#[tokio::test(flavor = "multi_thread")]
+async fn starts_that_a_death_cut_off_can_be_asked_for_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.toml");
+    std::fs::write(&config, "[nri]\nrequest_timeout = '5m'\n").unwrap();
+    let with = |command: &mut std::process::Command| {
+        command.arg("--config").arg(&config);
+    };
+    let Some(mut node) = Node::start_with("starts_that_a_death_cut_off", LONGSHORE, with).await
+    else {
+        return;
+    };
+    let (cri, probe) = (node.cri().await.unwrap(), connect(&node, "10-probe").await);
+    let pod = cri.run_pod(&node.pod("p")).await.unwrap();
+    // One whose creation takes as long as we like.
+    let (begun, go_on) = (dir.path().join("begun"), dir.path().join("go-on"));
+    let hook =
+        format!("touch {}; until [ -e {} ]; do sleep 0.05; done", begun.display(), go_on.display());
+    script(&probe.on_create, move |container| {
+        let mut creation = nri_sdk::Creation::default();
+        let args = ["sh", "-c", &hook].map(str::to_owned).to_vec();
+        let hook = Hook { path: "/bin/sh".into(), args, ..Hook::default() };
+        if container.name == "slow" {
+            creation.adjustment.hooks = Hooks { create_runtime: vec![hook], ..Hooks::default() };
+        }
+        Ok(creation)
+    });
+    let mut ids = Vec::new();
+    for name in ["a", "b", "c", "slow"] {
+        ids.push(cri.create(&pod, node.sh(name, "exec sleep 1000")).await.unwrap());
+    }
+    let held = probe.hold.lock().await;
+    let mut starting = tokio::task::JoinSet::new();
+    for id in ids.clone() {
+        let cri = node.cri().await.unwrap();
+        starting.spawn(async move { cri.start(&id).await });
+    }
+    for id in &ids {
+        let pids = || node.cgroups.file(&pod, id, ("pids", "pids.current"), "pids.current");
+        until("its task", || pids().filter(|pids| pids != "0").map(drop)).await;
+    }
+    until("the hook", || begun.exists().then_some(())).await;
+    node.daemon.kill().unwrap();
+    drop(held);
+    while let Some(started) = starting.join_next().await {
+        started.unwrap().unwrap_err();
+    }
+    let later = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        std::fs::write(&go_on, "").unwrap();
+    };
+    tokio::join!(later, async { node.daemon.start_again().await.unwrap() });
+    let log = node.daemon.stderr();
+    assert!(!log.contains("take over"), "{log}");
+    let cri = node.cri().await.unwrap();
+    for id in &ids {
+        cri.start(id).await.unwrap();
     }
     drop(probe);
     node.finish().await.unwrap();

@@ -37,7 +37,7 @@ pub(crate) struct Probe {
     pub(crate) on_start: Do<Container, ()>,
     pub(crate) on_update: Do<(Container, Resources), Changes>,
     pub(crate) on_stop: Do<Container, Updates>,
-    /// Handlers of pods and creations wait while it is set.
+    /// Handlers of pods, creations and starts wait while it is set.
     pub(crate) hold: tokio::sync::Mutex<()>,
 }
 
@@ -114,7 +114,10 @@ impl Probe {
     async fn container(self: Arc<Self>, ctx: Context, pod: PodSandbox, c: Container) -> Answer {
         self.note(&ctx, &pod, &c);
         match ctx.event() {
-            Some(Event::StartContainer) => run(&self.on_start, c),
+            Some(Event::StartContainer) => {
+                drop(self.hold.lock().await);
+                run(&self.on_start, c)
+            }
             _ => Ok(()),
         }
     }
