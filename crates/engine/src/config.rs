@@ -79,6 +79,8 @@ pub fn check_shim_name(name: &str) -> Result<(), BadName> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignShim {
     pub binary: PathBuf,
+    /// As it tells it.
+    pub version: Option<String>,
     pub form: BootstrapForm,
     /// A configuration file of its own, for those that have one.
     pub config: Option<PathBuf>,
@@ -101,8 +103,15 @@ impl ForeignShim {
     pub fn find(name: &str, path: &OsStr, config: Option<PathBuf>) -> Result<Self, BadName> {
         const LIMIT: Duration = Duration::from_secs(10);
         let binary = shim_client::find_shim(name, path)?;
-        let form = shim_client::ask_form(&binary, LIMIT);
-        Ok(Self { binary, form, config, sandbox: SandboxKind::default() })
+        // One that cannot be run says by its start what is wrong with it.
+        let printed = shim_client::ask_version(&binary, LIMIT).unwrap_or_default();
+        Ok(Self {
+            binary,
+            version: shim_client::shim_version(&printed).map(str::to_owned),
+            form: BootstrapForm::of_version(&printed),
+            config,
+            sandbox: SandboxKind::default(),
+        })
     }
 }
 

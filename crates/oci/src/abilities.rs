@@ -47,7 +47,7 @@ impl Default for Abilities {
 
 impl Abilities {
     /// Each by a name for people, and whether it is there.
-    pub fn list(&self) -> [(&'static str, bool); 12] {
+    pub fn list(&self) -> [(&'static str, bool); 14] {
         [
             ("user namespaces", self.user_namespaces),
             ("mounts with mapped ids", self.idmapped_mounts),
@@ -61,6 +61,8 @@ impl Abilities {
             ("unified", self.unified),
             ("network devices", self.net_devices),
             ("memory policy", self.memory_policy),
+            ("I/O priority", self.io_priority || self.shim_sets_priorities),
+            ("scheduler", self.scheduler || self.shim_sets_priorities),
         ]
     }
 

@@ -37,9 +37,9 @@ use api_shim::task::v3::{ConnectRequest, ConnectResponse, StartRequest, StartRes
 use parking_lot::Mutex;
 use sys::{cgroup::Layout, pidfd::Pidfd};
 
-pub use bootstrap::BootstrapForm;
+pub use bootstrap::{BootstrapForm, shim_version};
 pub(crate) use bury::bury;
-pub use launch::ask_form;
+pub use launch::ask_version;
 pub use name::{BadName, find_shim, shim_binary_name};
 pub use pod_config::{PodConfig, PodDns, PodPids, PodPort, PodProtocol, PodResources};
 pub(crate) use record::PodFile;

@@ -35,7 +35,7 @@ pub use fifo::{ExecFifos, ExecInput, ExecStreams};
 pub use foreign::{
     BadName, BootstrapForm, Foreign, PodConfig, PodDns, PodPids, PodPort, PodProtocol,
     PodResources, RuntimeOptions, SandboxMetrics, SandboxService, SandboxStatus, Sandboxer,
-    StartForeign, ask_form, find_shim, shim_binary_name,
+    StartForeign, ask_version, find_shim, shim_binary_name, shim_version,
 };
 pub use limits::Limits;
 pub use shim::{Shim, ShimInfo};

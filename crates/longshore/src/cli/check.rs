@@ -1,3 +1,5 @@
+mod abilities;
+
 use std::{
     ffi::OsString,
     io::{self, IsTerminal, Write},
@@ -5,8 +7,7 @@ use std::{
 };
 
 use clap::Args;
-use oci::Abilities;
-use probe::{HostPaths, Paint, Row, Runtime, Verdict};
+use probe::{HostPaths, Paint, Verdict};
 
 use super::daemon::SettingsArgs;
 
@@ -19,6 +20,9 @@ pub(super) struct Check {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    /// Print only what each handler can do, as a table in Markdown.
+    #[arg(long, conflicts_with = "json")]
+    abilities: bool,
     #[command(flatten)]
     settings: SettingsArgs,
 }
@@ -28,7 +32,12 @@ impl Check {
         let settings = self.settings.settings()?;
         let path: OsString = std::env::var_os("PATH").unwrap_or_default();
         let mut report = probe::check(&HostPaths::real(&path), &settings.probe());
-        report.rows.extend(report.runtimes.iter().filter_map(abilities));
+        let handlers = abilities::find(&settings.handlers, &report.runtimes, &path);
+        if self.abilities {
+            write!(out, "{}", abilities::markdown(&handlers))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        report.rows.extend(handlers.iter().flat_map(abilities::Found::rows));
         if self.json {
             serde_json::to_writer_pretty(&mut *out, &report.json())?;
             writeln!(out)?;
@@ -42,24 +51,6 @@ impl Check {
             Verdict::Fail => ExitCode::FAILURE,
         })
     }
-}
-
-/// What a runtime lacks is refused by name when a container asks for it.
-fn abilities(runtime: &Runtime) -> Option<Row> {
-    runtime.works.as_ref().ok()?;
-    let all = Abilities::of_features(runtime.features.as_ref()).list();
-    let of = |wanted: bool| -> Vec<&str> {
-        all.iter().filter(|(_, able)| *able == wanted).map(|(name, _)| *name).collect()
-    };
-    let lacks = of(false);
-    Some(Row {
-        group: "OCI runtimes",
-        name: format!("{} can", runtime.name),
-        verdict: Verdict::Ok,
-        found: of(true).join(", "),
-        reason: if lacks.is_empty() { String::new() } else { format!("not {}", lacks.join(", ")) },
-        remedy: None,
-    })
 }
 
 /// Of the terminal, or what reads well in a file.

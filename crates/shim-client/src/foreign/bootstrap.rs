@@ -23,14 +23,19 @@ pub enum BootstrapForm {
 impl BootstrapForm {
     /// By what the shim prints for `-v`. One that does not say is of the older kind.
     pub fn of_version(printed: &str) -> Self {
-        let version = printed.lines().find_map(|line| line.trim().strip_prefix("Version:"));
-        let version = version.unwrap_or_default().trim().trim_start_matches('v');
+        let version = shim_version(printed).unwrap_or_default().trim_start_matches('v');
         let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
         match (numbers.next(), numbers.next()) {
             (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= (2, 3) => Self::Params,
             _ => Self::Options,
         }
     }
+}
+
+/// The version in what a shim prints for `-v`.
+pub fn shim_version(printed: &str) -> Option<&str> {
+    let found = printed.lines().find_map(|line| line.trim().strip_prefix("Version:"));
+    found.map(str::trim).filter(|version| !version.is_empty())
 }
 
 /// Who starts and what.

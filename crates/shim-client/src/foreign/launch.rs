@@ -17,7 +17,6 @@ use tokio::{
 };
 
 use super::{
-    BootstrapForm,
     bootstrap::{self, Answer, Caller},
     record::{NAMESPACE, PodFile},
 };
@@ -107,15 +106,13 @@ pub(crate) fn delete(pod: &PodFile, id: &str, bundle: &Path, limit: Duration) ->
     }
 }
 
-/// What this shim expects when it is started, by its version. Blocking.
-pub fn ask_form(binary: &Path, limit: Duration) -> BootstrapForm {
+/// What a shim prints of its version: what it is, and so what it expects when it is started. An
+/// error if it cannot be run at all. Blocking.
+pub fn ask_version(binary: &Path, limit: Duration) -> io::Result<String> {
     let mut command = Command::new(binary);
     command.arg("-v").current_dir("/").env_clear();
-    match output_within(command, &[], limit) {
-        Ok(output) => BootstrapForm::of_version(&String::from_utf8_lossy(&output.stdout)),
-        // Its start will say what is wrong with it.
-        Err(_) => BootstrapForm::default(),
-    }
+    let output = output_within(command, &[], limit)?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Flags and environment are those every shim knows, old or new.
