@@ -37,7 +37,7 @@ pub(crate) struct Programs {
 }
 
 /// With the tests of a package come its programs.
-const ALWAYS: [&str; 3] = ["longshore", "shim", "conformance"];
+const ALWAYS: [&str; 4] = ["longshore", "shim", "testkit", "conformance"];
 
 pub(crate) fn build(root: &Path, bins: &Path, machines: &[Chosen]) -> Result<Programs> {
     println!("test-vm: building the tests");
@@ -64,7 +64,7 @@ pub(crate) fn build(root: &Path, bins: &Path, machines: &[Chosen]) -> Result<Pro
         tests: built_tests(&String::from_utf8_lossy(&output.stdout)),
         daemon: bins.join("longshore"),
         conformance,
-        others: vec![bins.join("longshore-shim")],
+        others: ["longshore-shim", "sandbox-shim"].map(|name| bins.join(name)).to_vec(),
         tools: root.join("target/tools"),
         expected: root.join("crates/conformance/expected.txt"),
         places: vec![root.to_owned(), bins.to_owned()],
