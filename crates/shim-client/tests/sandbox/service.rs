@@ -2,7 +2,7 @@
 
 use std::{fs, os::fd::AsFd, path::Path};
 
-use shim_client::{Foreign, Sandboxer};
+use shim_client::{Foreign, PodPids, Sandboxer};
 
 use crate::{
     keeper,
@@ -67,6 +67,24 @@ async fn a_setting_that_is_none_is_refused_by_name() {
     let text = base::Chain(&error).to_string();
     assert!(text.contains("\"kernel/../x\" is no name"), "{text}");
     shim_client::bury(&foreign.dir, LIMIT).await.unwrap();
+    world.check_empty().await;
+}
+
+/// Containers that share their processes would share the host's.
+#[tokio::test]
+async fn a_sandbox_among_the_processes_of_the_host_is_refused_to_those_who_share() {
+    let Some(world) = World::new("a_sandbox_among_the_processes_of_the_host") else { return };
+    let mut spec = world.spec();
+    spec.namespaces.pid = true;
+    let mut foreign = keeper::describe(&world, &spec);
+    let Sandboxer::Service(config) = &mut foreign.sandboxer else { panic!("another sandbox") };
+    config.pids = PodPids::Node;
+    let host = Foreign::open(&world.dir.path().join("e")).unwrap();
+    host.prepare(&foreign).await.unwrap();
+    let error = host.launch(&foreign.dir, LIMIT).await.unwrap_err();
+    assert_eq!(error.kind(), base::Kind::Unimplemented, "{error}");
+    assert!(error.to_string().contains("no PID namespace"), "{error}");
+    assert!(!Foreign::is_in(&foreign.dir));
     world.check_empty().await;
 }
 

@@ -68,3 +68,42 @@ async fn execs_that_cannot_be_are_refused() {
     pod.end(&id).await;
     pod.finish().await;
 }
+
+/// What any client of the Task API may say of streams and of the OCI runtime.
+#[tokio::test]
+async fn streams_go_to_a_log_or_to_pipes_and_by_one_runtime() {
+    use api_shim::{
+        longshore::CreateOptions,
+        name, runc,
+        task::v3::{CreateTaskRequest, TaskClient},
+    };
+    use prost::Message;
+
+    let Some(world) = World::new("streams_go_to_a_log_or_to_pipes") else { return };
+    let pod = world.start().await;
+    let socket = tokio::net::UnixStream::connect(pod.world.pod_dir().join("shim.sock")).await;
+    let client = TaskClient::new(ttrpc::Client::new(socket.unwrap()));
+    let id = pod.world.id("c");
+    let bundle = pod.world.bundle(&id, &["true"], &Wish::default());
+    let refused = async |type_url: &str, value: Vec<u8>, stdout: &str, want: &str| {
+        let request = CreateTaskRequest {
+            id: id.clone(),
+            bundle: bundle.display().to_string(),
+            stdout: stdout.to_owned(),
+            options: Some(prost_types::Any { type_url: type_url.to_owned(), value }),
+            ..CreateTaskRequest::default()
+        };
+        let limit = ttrpc::Context::timeout(crate::world::LIMIT);
+        let error = client.create(&limit, &request).await.unwrap_err();
+        assert_eq!(error.code(), ttrpc::Code::InvalidArgument, "{error}");
+        assert!(error.to_string().contains(want), "{error}");
+    };
+    let ours = CreateOptions::default().encode_to_vec();
+    refused(name::CREATE_OPTIONS, ours, "/pipe", "to a log or to pipes, not to both").await;
+    let other = runc::Options { binary_name: "/other".to_owned(), ..runc::Options::default() };
+    let want = "options: are not those of the shim's own runtime";
+    refused(name::RUNC_OPTIONS, other.encode_to_vec(), "", want).await;
+    refused("x.Options", Vec::new(), "", "options: x.Options is unknown").await;
+    assert!(pod.shim.list().await.unwrap().is_empty());
+    pod.finish().await;
+}
