@@ -94,14 +94,11 @@ pub fn find_parser() -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     fn parser(dir: &Path, script: &str) -> PathBuf {
         let path = dir.join("apparmor_parser");
-        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        testkit::program(&path, &format!("#!/bin/sh\n{script}\n"));
         path
     }
 

@@ -5,10 +5,7 @@
 use std::{
     fs::{self, File},
     io::{BufRead, BufReader, Read, Write},
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::fs::PermissionsExt,
-    },
+    os::fd::{AsFd, OwnedFd},
     process::{Child, Command, Output, Stdio},
     time::Duration,
 };
@@ -293,8 +290,7 @@ async fn stages_show_what_a_slow_start_waits_for() {
          exec runc \"$@\"\n",
         gate.display()
     );
-    fs::write(&slow, script).unwrap();
-    fs::set_permissions(&slow, PermissionsExt::from_mode(0o755)).unwrap();
+    testkit::program(&slow, &script);
     let handler = format!("slow={}", slow.display());
     let add = |command: &mut Command| {
         command.args(["--handler", &handler]);

@@ -5,7 +5,6 @@
 use std::{
     fs,
     io::Write,
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -191,8 +190,7 @@ impl OddRuntime {
               *) exec runc "$@";;
             esac"#;
         let binary = dir.path().join("runc");
-        fs::write(&binary, script).unwrap();
-        fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).unwrap();
+        testkit::program(&binary, script);
         Self { dir }
     }
 

@@ -3,7 +3,7 @@
 use std::{
     fs,
     net::IpAddr,
-    os::{fd::AsFd, unix::fs::PermissionsExt},
+    os::fd::AsFd,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -83,8 +83,7 @@ pub fn configure(dir: &Path, file: &str, conf: &str) {
 pub fn program(dir: &Path, name: &str, script: &str) {
     fs::create_dir_all(dir).expect("a directory");
     let draft = dir.join(format!(".{name}"));
-    fs::write(&draft, format!("#!/bin/sh\n{script}\n")).expect("a file");
-    fs::set_permissions(&draft, fs::Permissions::from_mode(0o755)).expect("a mode");
+    crate::program(&draft, &format!("#!/bin/sh\n{script}\n"));
     fs::rename(draft, dir.join(name)).expect("its name");
 }
 

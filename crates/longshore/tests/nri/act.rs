@@ -4,7 +4,6 @@
 use std::{
     collections::BTreeMap,
     fs,
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -89,8 +88,7 @@ pub(crate) fn install(dir: &Path, id: &str, act: &Act) -> PathBuf {
     let (programs, configs) = (dir.join("plugins"), dir.join("conf.d"));
     [&programs, &configs].into_iter().for_each(|dir| fs::create_dir_all(dir).unwrap());
     let path = programs.join(id);
-    fs::write(&path, script).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    testkit::program(&path, &script);
     fs::write(configs.join(format!("{id}.conf")), serde_json::to_string(act).unwrap()).unwrap();
     path
 }

@@ -12,7 +12,7 @@ use sys::mount::{self, Attrs, Depth, Propagation, Tmpfs, Unmount};
 use testkit::image::{Image, ImageBuilder, LayerBuilder, busybox_with};
 use tonic::Code;
 
-use crate::world::{World, privileged, privileged_pod, program, shifted_pod};
+use crate::world::{World, privileged, privileged_pod, shifted_pod};
 
 fn bind(from: &Path, to: &str) -> Mount {
     Mount {
@@ -102,7 +102,7 @@ async fn read_only_is_read_only_all_the_way_down_if_asked() {
         // As runc before it could tell what it can do.
         let old = dir.path().join("old-runc");
         let script = "#!/bin/sh\n[ \"$1\" = features ] && exit 1\nexec runc \"$@\"\n";
-        program(&old, script);
+        testkit::program(&old, script);
         format!(
             "default_handler = 'runc'\nhandlers.runc.binary = 'runc'\n\
              handlers.old.binary = '{}'\n",
@@ -167,7 +167,7 @@ async fn a_source_is_followed_made_or_refused() {
 async fn options_of_a_mount_hold() {
     let Some(world) = World::start("options_of_a_mount_hold").await else { return };
     let dir = world.host_dir("dir");
-    program(&dir.join("run"), "#!/bin/sh\necho ran\n");
+    testkit::program(&dir.join("run"), "#!/bin/sh\necho ran\n");
     let config = |name: &str, options: &[&str]| {
         let mount_options = options.iter().map(|&option| option.to_owned()).collect();
         let mount = Mount { mount_options, ..bind(&dir, "/dir") };

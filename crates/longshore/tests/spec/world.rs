@@ -1,12 +1,6 @@
 //! A node with a configuration of its own, and short words for what is asked of it.
 
-use std::{
-    fs,
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-    process::Command,
-    time::Duration,
-};
+use std::{fs, path::PathBuf, process::Command, time::Duration};
 
 use api_cri::v1::{
     ContainerConfig, ContainerStatusRequest, IdMapping, Int64Value, LinuxContainerSecurityContext,
@@ -216,10 +210,4 @@ pub(crate) fn privileged(config: ContainerConfig) -> ContainerConfig {
         ..LinuxContainerSecurityContext::default()
     };
     secured(config, security)
-}
-
-/// A program on the host.
-pub(crate) fn program(path: &Path, script: &str) {
-    fs::write(path, script).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }

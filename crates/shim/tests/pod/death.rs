@@ -120,12 +120,10 @@ async fn a_shim_ends_with_its_directory() {
 
 #[tokio::test]
 async fn a_runtime_that_hangs_is_given_up_and_nothing_is_left() {
-    use std::os::unix::fs::PermissionsExt;
     let Some(world) = World::new("a_runtime_that_hangs") else { return };
     let mut spec = world.spec();
     let fake = world.dir.path().join("runtime.sh");
-    fs::write(&fake, "#!/bin/sh\nexec sleep 1000\n").unwrap();
-    fs::set_permissions(&fake, fs::Permissions::from_mode(0o755)).unwrap();
+    testkit::program(&fake, "#!/bin/sh\nexec sleep 1000\n");
     spec.runtime.binary = fake;
     let mut pod = world.start_with(&spec).await;
     let quick = Duration::from_millis(300);
@@ -147,14 +145,12 @@ async fn a_runtime_that_hangs_is_given_up_and_nothing_is_left() {
 
 #[tokio::test]
 async fn runtimes_that_lie_are_found_out() {
-    use std::os::unix::fs::PermissionsExt;
     let Some(world) = World::new("runtimes_that_lie_are_found_out") else { return };
     let mut spec = world.spec();
     let fake = world.dir.path().join("runtime.sh");
     // Says that it worked, with whatever process the bundle names.
     let script = "#!/bin/sh\nwhile [ $# -gt 0 ]; do [ \"$1\" = --pid-file ] && cat said > \"$2\"; shift; done\n";
-    fs::write(&fake, script).unwrap();
-    fs::set_permissions(&fake, fs::Permissions::from_mode(0o755)).unwrap();
+    testkit::program(&fake, script);
     spec.runtime.binary = fake;
     let pod = world.start_with(&spec).await;
     let id = pod.world.id("c");
