@@ -26,6 +26,7 @@ use futures_util::FutureExt;
 use oci::Resources;
 use shim_client::{Buried, Exit, Shim, ShimError, TaskState};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::task::AbortOnDropHandle;
 
 use self::slot::Slot;
 use crate::{
@@ -219,6 +220,9 @@ pub(crate) enum News {
     },
 }
 
+/// Waits for somebody to take the answer of a create.
+type Expiry = Option<AbortOnDropHandle<()>>;
+
 /// What a pod's owner knows beyond the records.
 pub(crate) struct Owner {
     shared: Arc<Shared>,
@@ -226,6 +230,8 @@ pub(crate) struct Owner {
     slots: BTreeMap<Id, Slot>,
     /// To tell those who wait for the pod to be made.
     tell: Option<watch::Sender<Outcome>>,
+    /// Of the pod itself.
+    expiry: Expiry,
     me: mpsc::WeakSender<Message>,
     ending: Ending,
     updates: Updates,
@@ -274,6 +280,7 @@ impl Owner {
             pod,
             slots: BTreeMap::new(),
             tell: None,
+            expiry: None,
             me: me.downgrade(),
             ending: Ending::default(),
             updates: Updates::default(),
@@ -313,6 +320,19 @@ impl Owner {
             let done = done.unwrap_or_else(|_| Err(panicked(what)));
             report(&me, news(done)).await;
         });
+    }
+
+    /// Hears, unless it is dropped before, that nobody took the answer of a create.
+    fn expiry(&self, container: Option<Id>) -> Expiry {
+        let (me, delay) = (self.me.clone(), self.shared.config.limits.undelivered);
+        let stop = self.shared.stop.clone();
+        let task = self.shared.tasks.spawn(async move {
+            tokio::select! {
+                () = tokio::time::sleep(delay) => report(&me, News::Expired { container }).await,
+                () = stop.cancelled() => {}
+            }
+        });
+        Some(AbortOnDropHandle::new(task))
     }
 
     /// Hears of `news` after `delay`.

@@ -40,6 +40,33 @@ async fn a_container_runs_logs_and_is_gone() {
     host.assert_clean();
 }
 
+/// What is only made and removed must not be remembered for long.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_gone_leaves_no_task() {
+    let Some(host) = Host::new("what_is_gone_leaves_no_task") else { return };
+    let (engine, store) = host.open().await;
+    let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let churn = async |times: usize| {
+        let pod = engine.run_pod(host.pod("churn")).await.unwrap();
+        for _ in 0..times {
+            let id = engine.create_container(pod.as_str(), sh("c", "true")).await.unwrap();
+            engine.remove_container(id.as_str()).await.unwrap();
+        }
+        engine.remove_pod(pod.as_str()).await.unwrap();
+    };
+    churn(1).await;
+    let few = tasks();
+    churn(10).await;
+    let until = tokio::time::Instant::now() + Duration::from_secs(60);
+    while tasks() > few {
+        assert!(tokio::time::Instant::now() < until, "{few} tasks became {}", tasks());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    engine.close().await;
+    store.close().await.unwrap();
+    host.assert_clean();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_has_an_address_until_it_stops() {
     let Some(host) = Host::new("a_pod_has_an_address_until_it_stops") else { return };

@@ -150,6 +150,7 @@ impl Owner {
                 let pod = PodRecord { delivered: true, ..PodRecord::clone(&self.pod) };
                 self.save_pod(pod).await?;
             }
+            self.expiry = None;
             self.shared.pod_names.delivered(&self.pod.request.name.to_string());
             return Ok(());
         };
@@ -157,6 +158,9 @@ impl Owner {
         if !record.delivered {
             let record = ContainerRecord { delivered: true, ..ContainerRecord::clone(&record) };
             self.shared.containers.put(record).await?;
+        }
+        if let Some(slot) = self.slots.get_mut(&id) {
+            slot.expiry = None;
         }
         self.shared.container_names.delivered(&record.name);
         Ok(())

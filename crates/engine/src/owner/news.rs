@@ -71,10 +71,7 @@ impl Owner {
         match &outcome {
             Ok(()) => {
                 self.shared.pod_names.made(&name);
-                self.later(
-                    self.shared.config.limits.undelivered,
-                    News::Expired { container: None },
-                );
+                self.expiry = self.expiry(None);
             }
             Err(_) => {
                 self.shared.pod_names.release(&name, self.pod.id);
@@ -91,8 +88,7 @@ impl Owner {
         let outcome = match made {
             Ok(()) => {
                 self.shared.container_names.made(name);
-                let wait = self.shared.config.limits.undelivered;
-                self.later(wait, News::Expired { container: Some(id) });
+                self.expire_later(id);
                 Ok(())
             }
             Err(failure) => {
@@ -109,6 +105,13 @@ impl Owner {
             tell.send_replace(Some(outcome));
         }
         self.work_done(id).await;
+    }
+
+    fn expire_later(&mut self, id: Id) {
+        let expiry = self.expiry(Some(id));
+        if let Some(slot) = self.slots.get_mut(&id) {
+            slot.expiry = expiry;
+        }
     }
 
     async fn expired(&mut self, container: Option<Id>) {
@@ -432,13 +435,12 @@ impl Owner {
             None if self.pod.phase.is_ready() => self.reconnect(),
             None => {}
         }
-        let wait = self.shared.config.limits.undelivered;
         if !self.pod.delivered {
-            self.later(wait, News::Expired { container: None });
+            self.expiry = self.expiry(None);
         }
         for container in self.shared.containers_of(self.pod.id) {
             if !container.delivered {
-                self.later(wait, News::Expired { container: Some(container.id) });
+                self.expire_later(container.id);
             }
         }
     }

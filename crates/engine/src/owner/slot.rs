@@ -5,7 +5,7 @@ use std::{collections::VecDeque, sync::Arc};
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::{Ask, Life, Reply, Turn};
+use super::{Ask, Expiry, Life, Reply, Turn};
 use crate::{attach, error::Result, names::Outcome};
 
 #[derive(Debug)]
@@ -24,6 +24,7 @@ pub(super) struct Slot {
     pub(super) waiting: Option<Reply<()>>,
     /// Who waits for it to be made.
     pub(super) tell: Option<watch::Sender<Outcome>>,
+    pub(super) expiry: Expiry,
     /// Who wants its streams from the first byte on.
     pub(super) attaching: Arc<attach::Queue>,
 }
@@ -39,6 +40,7 @@ impl Default for Slot {
             evicted: CancellationToken::new(),
             waiting: None,
             tell: None,
+            expiry: None,
             attaching: Arc::default(),
         }
     }
