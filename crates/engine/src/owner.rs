@@ -25,7 +25,10 @@ use base::Id;
 use futures_util::FutureExt;
 use oci::Resources;
 use shim_client::{Buried, Exit, Shim, ShimError, TaskState};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    task::JoinHandle,
+};
 use tokio_util::task::AbortOnDropHandle;
 
 use self::slot::Slot;
@@ -324,26 +327,19 @@ impl Owner {
 
     /// Hears, unless it is dropped before, that nobody took the answer of a create.
     fn expiry(&self, container: Option<Id>) -> Expiry {
-        let (me, delay) = (self.me.clone(), self.shared.config.limits.undelivered);
-        let stop = self.shared.stop.clone();
-        let task = self.shared.tasks.spawn(async move {
-            tokio::select! {
-                () = tokio::time::sleep(delay) => report(&me, News::Expired { container }).await,
-                () = stop.cancelled() => {}
-            }
-        });
-        Some(AbortOnDropHandle::new(task))
+        let wait = self.shared.config.limits.undelivered;
+        Some(AbortOnDropHandle::new(self.later(wait, News::Expired { container })))
     }
 
     /// Hears of `news` after `delay`.
-    fn later(&self, delay: Duration, news: News) {
+    fn later(&self, delay: Duration, news: News) -> JoinHandle<()> {
         let (me, stop) = (self.me.clone(), self.shared.stop.clone());
         self.shared.tasks.spawn(async move {
             tokio::select! {
                 () = tokio::time::sleep(delay) => report(&me, news).await,
                 () = stop.cancelled() => {}
             }
-        });
+        })
     }
 
     /// Moves the pod and puts it on record.
