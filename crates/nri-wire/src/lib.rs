@@ -69,6 +69,7 @@ mod identity;
 mod mux;
 #[cfg(feature = "oci")]
 pub mod oci;
+mod parts;
 mod trunk;
 
 pub use annotation::effective_annotation;

@@ -1,6 +1,9 @@
 //! Both ttrpc connections of a trunk, as one thing that lives and ends together.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    io,
+    sync::{Arc, OnceLock},
+};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -11,6 +14,7 @@ use crate::{
     Connection, Mux, MuxError,
     api::{Plugin, PluginClient, PluginServer, Runtime, RuntimeClient, RuntimeServer},
     defaults::{PLUGIN_SERVICE_CONNECTION, RUNTIME_SERVICE_CONNECTION},
+    parts::Parts,
 };
 
 /// Calls a peer may have in flight with us; one more is refused at once.
@@ -61,19 +65,19 @@ impl Trunk {
         let mut open = |id| mux.open(id).expect("two ids, neither of them 0, of a new mux");
         let (called, served) = (open(called), open(served));
         let server = Server::builder().max_calls(MAX_CALLS).service(service).build();
-        let client = Client::from_parts(called.reader, called.writer);
+        let (client, calling) = Client::driven(called.reader, called.writer);
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         let end = Arc::new(OnceLock::new());
         let work = {
             let (client, server, stop) = (client.clone(), server.clone(), stop.clone());
             let end = Arc::clone(&end);
             async move {
-                let ended = stop.run_until_cancelled(drive(mux, &client, &server, served)).await;
+                let work = drive(mux, calling, server.clone(), served);
+                let ended = stop.run_until_cancelled(work).await;
                 debug!(?ended, "trunk ended");
                 let _ = end.set(ended.unwrap_or(Ok(())));
                 server.abort();
                 client.close();
-                client.closed().await;
             }
         };
         tasks.spawn(work);
@@ -113,23 +117,37 @@ impl Trunk {
 /// Reads the trunk, calls and serves until one of them ends.
 async fn drive<T>(
     mux: Mux<T>,
-    client: &Client,
-    server: &Server,
+    calling: impl Future<Output = ()> + Send + 'static,
+    server: Server,
     served: Connection<T>,
 ) -> Result<(), MuxError>
 where
     T: AsyncRead + AsyncWrite + Send + 'static,
 {
-    // Biased: the end of the trunk ends the others too, and it knows why.
-    tokio::select! {
-        biased;
-        end = mux.run() => end,
-        // Reading has errors of its own, so this one is of writing.
-        end = server.serve_parts(served.reader, served.writer) => {
-            end.map_err(|e| MuxError::Write(Arc::new(e)))
+    let mut parts = Parts::default();
+    parts.add(async { Ended::Trunk(mux.run().await) });
+    parts.add(async {
+        calling.await;
+        Ended::Calling
+    });
+    parts
+        .add(async move { Ended::Serving(server.serve_parts(served.reader, served.writer).await) });
+    match parts.next().await {
+        Ended::Trunk(end) => {
+            // What came before the end still reaches who waits for it.
+            while !matches!(parts.next().await, Ended::Calling) {}
+            end
         }
-        () = client.closed() => Ok(()),
+        // Reading has errors of its own, so this one is of writing.
+        Ended::Serving(end) => end.map_err(|e| MuxError::Write(Arc::new(e))),
+        Ended::Calling => Ok(()),
     }
+}
+
+enum Ended {
+    Trunk(Result<(), MuxError>),
+    Calling,
+    Serving(io::Result<()>),
 }
 
 impl Drop for Trunk {

@@ -8,7 +8,7 @@
 //! where it still waits in the queue, not at all; its answer is dropped on arrival; the
 //! connection and all other calls never notice.
 
-use std::{io, pin::pin, sync::Arc, time::Duration};
+use std::{convert::Infallible, io, pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::future::{Either, select};
@@ -16,7 +16,7 @@ use prost::Message;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::oneshot,
-    time::timeout,
+    time::{Instant, sleep_until, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::debug;
@@ -25,10 +25,9 @@ use crate::{
     ClientStream, Context, Direction, Error, Flags, Header, MessageType, MessageWriter, Oversize,
     Receiver, RequestSender,
     frame::{Decoded, FrameReader},
-    link::{self, Event, Link, Queued, Role, Slot},
+    link::{self, Event, Link, Queued, Role, Slot, Waiter},
     message::{Envelope, Outgoing},
     queue,
-    stream::within,
     transport::StreamWriter,
     wire::Response,
 };
@@ -85,11 +84,26 @@ impl Client {
         R: AsyncRead + Send + Unpin + 'static,
         W: MessageWriter,
     {
+        let (client, driver) = Self::driven(reader, writer);
+        // Who waits for its end waits by the client's own tracker.
+        TaskTracker::new().spawn(driver);
+        client
+    }
+
+    /// The same without a task: the connection lives while the second value is polled, and
+    /// ends when that is dropped. For those who have a task for it already, as every hop
+    /// between tasks costs a call more than its bytes do.
+    pub fn driven<R, W>(reader: R, writer: W) -> (Self, impl Future<Output = ()> + Send + 'static)
+    where
+        R: AsyncRead + Send + Unpin + 'static,
+        W: MessageWriter,
+    {
         let (link, queued) = Link::new(Role::Client);
         let (driver, stop) = (TaskTracker::new(), CancellationToken::new());
-        driver.spawn(drive(Arc::clone(&link), stop.clone(), reader, writer, queued));
+        let work = drive(Arc::clone(&link), stop.clone(), reader, writer, queued);
+        let work = driver.track_future(work);
         driver.close();
-        Self { handle: Arc::new(Handle { link, driver, stop }) }
+        (Self { handle: Arc::new(Handle { link, driver, stop }) }, work)
     }
 
     /// One request, one response.
@@ -182,15 +196,12 @@ impl Client {
     }
 
     async fn unary(&self, ctx: &Context, message: Outgoing) -> Result<Bytes, Error> {
-        let deadline = ctx.deadline();
-        within(deadline, async {
-            let (waiter, answer) = oneshot::channel();
-            let stream_id = self.handle.link.open(message, deadline, Slot::Unary(waiter)).await?;
-            let _call = Call { handle: Arc::clone(&self.handle), stream_id };
-            let response = answer.await.unwrap_or_else(|_| Err(Error::closed()))?;
-            Response::open(response)
-        })
-        .await
+        let (deadline, (answer, waiting)) = (ctx.deadline(), oneshot::channel());
+        let slot = Slot::Unary(Waiter { answer, deadline });
+        let stream_id = self.handle.link.open(message, deadline, slot).await?;
+        let _call = Call { handle: Arc::clone(&self.handle), stream_id };
+        let response = waiting.await.unwrap_or_else(|_| Err(Error::closed()))?;
+        Response::open(response)
     }
 
     async fn stream<Req, Res>(
@@ -205,7 +216,7 @@ impl Client {
         let deadline = ctx.deadline();
         let (sender, receiver) = link::inbox();
         let slot = Slot::Stream(Some(sender));
-        let stream_id = within(deadline, self.handle.link.open(message, deadline, slot)).await?;
+        let stream_id = self.handle.link.open(message, deadline, slot).await?;
         let call = Arc::new(Call { handle: Arc::clone(&self.handle), stream_id });
         let requests = RequestSender::new(Arc::clone(&call), deadline);
         Ok((requests, Receiver::of_client(receiver, call, deadline)))
@@ -254,8 +265,42 @@ async fn drive<R, W>(
     R: AsyncRead + Unpin,
     W: MessageWriter,
 {
-    let end = stop.run_until_cancelled(converse(&link, reader, writer, queued)).await;
-    link.fail_all(end.unwrap_or_else(Error::closed));
+    let ended = Ended(link);
+    let end = stop.run_until_cancelled(async {
+        tokio::select! {
+            biased;
+            end = converse(&ended.0, reader, writer, queued) => end,
+            never = expire(&ended.0) => match never {},
+        }
+    });
+    if let Some(error) = end.await {
+        ended.0.fail_all(error);
+    }
+}
+
+/// Nobody waits on a connection that is no longer driven.
+struct Ended(Arc<Link>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.fail_all(Error::closed());
+    }
+}
+
+/// Ends unary calls at their deadlines. One timer for all, which is rarely set anew: a timer
+/// per call would wake a sleeping thread for each.
+async fn expire(link: &Link) -> Infallible {
+    loop {
+        match link.end_overdue(Instant::now()) {
+            None => link.sooner.notified().await,
+            Some(next) => {
+                tokio::select! {
+                    () = sleep_until(next) => {}
+                    () = link.sooner.notified() => {}
+                }
+            }
+        }
+    }
 }
 
 /// Reads and writes until one of them cannot; returns why.
@@ -306,7 +351,7 @@ async fn deliver(link: &Link, header: Header, payload: Result<Bytes, Error>) {
     let inbox = match link.waiter(id) {
         Some(Slot::Unary(waiter)) => {
             // A caller that has just been dropped wants no answer.
-            let _ = waiter.send(payload.and_then(|payload| unary_answer(header, payload)));
+            let _ = waiter.answer.send(payload.and_then(|payload| unary_answer(header, payload)));
             return;
         }
         Some(Slot::Stream(Some(inbox))) => inbox,

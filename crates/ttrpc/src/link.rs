@@ -14,7 +14,7 @@ use std::{collections::HashMap, io, sync::Arc, time::Duration};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::{
-    sync::oneshot,
+    sync::{Notify, oneshot},
     time::{Instant, timeout},
 };
 
@@ -23,6 +23,7 @@ use crate::{
     context::deadline_to_wire,
     message::Outgoing,
     queue::{self, Closed},
+    stream::within,
 };
 
 /// Bytes that may wait for the writer; callers wait when it is full.
@@ -38,6 +39,8 @@ pub(crate) struct Link {
     role: Role,
     outbox: queue::Sender<Queued>,
     streams: Mutex<Streams>,
+    /// A deadline is sooner than the one [`Link::end_overdue`] told of last.
+    pub(crate) sooner: Notify,
 }
 
 /// Which end of the connection this is. The protocol is not symmetrical: the last word of
@@ -66,12 +69,21 @@ struct Streams {
     /// The id of the next stream of a client; `None` when all are used.
     next_id: Option<u32>,
     closed: Option<Error>,
+    /// The deadline that is waited for.
+    awaited: Option<Instant>,
+}
+
+/// Who waits for the one answer of a call.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    pub(crate) answer: oneshot::Sender<Result<Bytes, Error>>,
+    pub(crate) deadline: Option<Instant>,
 }
 
 /// Who waits for what comes on a stream.
 #[derive(Debug)]
 pub(crate) enum Slot {
-    Unary(oneshot::Sender<Result<Bytes, Error>>),
+    Unary(Waiter),
     /// Without an inbox the peer has said its last word, but we have not.
     Stream(Option<Inbox>),
 }
@@ -97,11 +109,14 @@ pub(crate) fn inbox() -> (Inbox, queue::Receiver<Event>) {
 impl Link {
     pub(crate) fn new(role: Role) -> (Arc<Self>, queue::Receiver<Queued>) {
         let (outbox, queued) = queue::channel(OUTBOX_BYTES);
-        let streams = Streams { open: HashMap::new(), next_id: Some(1), closed: None };
-        (Arc::new(Self { role, outbox, streams: Mutex::new(streams) }), queued)
+        let streams =
+            Streams { open: HashMap::new(), next_id: Some(1), closed: None, awaited: None };
+        let (streams, sooner) = (Mutex::new(streams), Notify::new());
+        (Arc::new(Self { role, outbox, streams, sooner }), queued)
     }
 
-    /// Opens a stream of ours: queues the request and files who waits for the answer.
+    /// Opens a stream of ours: queues the request and files who waits for the answer. Waits
+    /// for room until the deadline.
     ///
     /// Cancel safe: either both happened or neither.
     pub(crate) async fn open(
@@ -110,7 +125,14 @@ impl Link {
         deadline: Option<Instant>,
         slot: Slot,
     ) -> Result<u32, Error> {
-        let permit = self.outbox.reserve(request.len()).await.map_err(|_| self.closed())?;
+        let permit = match self.outbox.try_reserve(request.len()) {
+            Ok(Some(permit)) => permit,
+            Ok(None) => {
+                let room = self.outbox.reserve(request.len());
+                within(deadline, async { room.await.map_err(|_| self.closed()) }).await?
+            }
+            Err(Closed) => return Err(self.closed()),
+        };
         let request = request.with_timeout(deadline_to_wire(deadline))?;
         let mut streams = self.streams.lock();
         if let Some(error) = &streams.closed {
@@ -120,8 +142,36 @@ impl Link {
         let bytes = request.on(stream_id);
         permit.send(Queued::Message { stream_id, bytes }).map_err(|Closed| Error::closed())?;
         streams.next_id = stream_id.checked_add(2);
+        if let Slot::Unary(Waiter { deadline: Some(deadline), .. }) = &slot
+            && streams.awaited.is_none_or(|awaited| *deadline < awaited)
+        {
+            streams.awaited = Some(*deadline);
+            self.sooner.notify_one();
+        }
         streams.open.insert(stream_id, slot);
         Ok(stream_id)
+    }
+
+    /// Ends the calls whose time is over, and tells the next deadline.
+    pub(crate) fn end_overdue(&self, now: Instant) -> Option<Instant> {
+        let (mut overdue, mut next) = (Vec::new(), None::<Instant>);
+        let mut streams = self.streams.lock();
+        for (id, slot) in &streams.open {
+            match slot {
+                Slot::Unary(Waiter { deadline: Some(at), .. }) if *at <= now => overdue.push(*id),
+                Slot::Unary(Waiter { deadline: Some(at), .. }) => {
+                    next = Some(next.map_or(*at, |next| next.min(*at)));
+                }
+                _ => {}
+            }
+        }
+        streams.awaited = next;
+        for id in overdue {
+            if let Some(Slot::Unary(waiter)) = streams.open.remove(&id) {
+                let _ = waiter.answer.send(Err(Error::Timeout));
+            }
+        }
+        next
     }
 
     /// Files a stream the peer opened.
@@ -217,7 +267,7 @@ impl Link {
         };
         for slot in open.into_values() {
             match slot {
-                Slot::Unary(waiter) => drop(waiter.send(Err(error.clone()))),
+                Slot::Unary(waiter) => drop(waiter.answer.send(Err(error.clone()))),
                 Slot::Stream(Some(inbox)) => inbox.send_last(Event::Failed(error.clone())),
                 Slot::Stream(None) => {}
             }
@@ -264,6 +314,8 @@ pub(crate) async fn write_loop<W: MessageWriter>(
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
     use crate::{Flags, Metadata, message::Envelope};
 
@@ -290,12 +342,40 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn calls_end_at_their_deadlines_and_the_sooner_one_is_awaited() {
+        let (link, _queued) = Link::new(Role::Client);
+        let now = Instant::now();
+        let open = |seconds: u64| {
+            let (answer, waiting) = oneshot::channel();
+            let deadline = Some(now + Duration::from_secs(seconds));
+            let slot = Slot::Unary(Waiter { answer, deadline });
+            link.open(request(), deadline, slot).now_or_never().unwrap().unwrap();
+            waiting
+        };
+        let is_told = || link.sooner.notified().now_or_never().is_some();
+        let mut late = open(9);
+        assert!(is_told(), "the first one is awaited");
+        let mut soon = open(2);
+        assert!(is_told(), "one that is sooner too");
+        let mut between = open(5);
+        assert!(!is_told(), "a later one changes nothing");
+        let at = |seconds: u64| now + Duration::from_secs(seconds);
+        assert_eq!(link.end_overdue(at(1)), Some(at(2)));
+        assert_eq!(link.end_overdue(at(5)), Some(at(9)));
+        assert!(matches!(soon.try_recv(), Ok(Err(Error::Timeout))));
+        assert!(matches!(between.try_recv(), Ok(Err(Error::Timeout))));
+        assert!(late.try_recv().is_err(), "it has time");
+        assert_eq!(link.end_overdue(at(10)), None);
+    }
+
+    #[tokio::test]
     async fn nothing_enters_a_closed_table() {
         let (link, _queued) = Link::new(Role::Client);
-        let (waiter, answer) = oneshot::channel();
-        let early = link.open(request(), None, Slot::Unary(waiter)).await.unwrap();
+        let (answer, waiting) = oneshot::channel();
+        let slot = Slot::Unary(Waiter { answer, deadline: None });
+        let early = link.open(request(), None, slot).await.unwrap();
         link.fail_all(Error::Timeout);
-        assert!(matches!(answer.await.unwrap(), Err(Error::Timeout)));
+        assert!(matches!(waiting.await.unwrap(), Err(Error::Timeout)));
         // The first reason stays.
         link.fail_all(Error::Lagged);
         let late = link.open(request(), None, Slot::Stream(None)).await;

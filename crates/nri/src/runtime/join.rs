@@ -179,7 +179,9 @@ async fn enter(shared: &Arc<Shared>, peer: &Arc<Peer>) -> Result<(), JoinError> 
         state.syncing.insert(lane, synced);
         shared.deliver(&mut state, actions, None);
     }
+    // Biased: a synchronisation that fails closes the trunk too, and knows why.
     tokio::select! {
+        biased;
         synced = waiting => synced.unwrap_or(Err(JoinError::Closed)),
         _ = peer.trunk.closed() => {
             shared.leave(peer);

@@ -39,7 +39,7 @@ pub async fn ask<Req: Message, Res: Message + Default>(
 }
 
 /// Generous: a test that fails by it hangs otherwise.
-pub const LONG: Duration = Duration::from_secs(20);
+pub const LONG: Duration = Duration::from_secs(90);
 
 /// What tests learn from inside handlers.
 #[derive(Debug, Default)]
