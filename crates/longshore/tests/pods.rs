@@ -7,8 +7,8 @@ use std::{collections::BTreeSet, fs, path::PathBuf, time::Duration};
 use api_cri::v1::{
     Capability, ContainerConfig, ContainerMetadata, ContainerState, Int64Value, KeyValue,
     LinuxContainerConfig, LinuxContainerResources, LinuxContainerSecurityContext, NamespaceMode,
-    NamespaceOption, PodSandboxConfig, PodSandboxStatusRequest, Signal,
-    UpdatePodSandboxResourcesRequest,
+    NamespaceOption, PodSandboxConfig, PodSandboxStatusRequest, SecurityProfile, Signal,
+    UpdatePodSandboxResourcesRequest, security_profile::ProfileType,
 };
 use testkit::{Cri, Node, Pod};
 use tokio::task::JoinSet;
@@ -130,6 +130,11 @@ async fn namespaces_are_those_asked_for() {
             capabilities: Some(Capability {
                 add_capabilities: vec!["SYS_PTRACE".to_owned()],
                 ..Capability::default()
+            }),
+            // Our AppArmor profile lets nobody look at processes outside of it.
+            apparmor: Some(SecurityProfile {
+                profile_type: ProfileType::Unconfined.into(),
+                ..SecurityProfile::default()
             }),
             ..LinuxContainerSecurityContext::default()
         };

@@ -374,7 +374,8 @@ async fn metrics_move_and_match_their_descriptors() {
         ("container_threads", 1),
         ("container_sockets", 0),
     ] {
-        assert_eq!(metric(&cri, &pod.id, name).await, want, "{name}");
+        // The file may still be growing.
+        until(name, async || metric(&cri, &pod.id, name).await == want).await;
     }
     let given = metrics(&cri, &pod.id).await.container_metrics.remove(0).metrics;
     for name in ["container_memory_failcnt", "container_memory_swap", "container_ulimits_soft"] {

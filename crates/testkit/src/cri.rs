@@ -20,7 +20,9 @@ use tokio::time::Instant;
 use tonic::{Status, transport::Channel};
 
 /// Generous: the machine may be busy with a build.
-const LIMIT: Duration = Duration::from_secs(60);
+fn limit() -> Duration {
+    Duration::from_secs(60) * crate::slowness()
+}
 const POLL: Duration = Duration::from_millis(20);
 
 /// Clones share the connection.
@@ -161,14 +163,14 @@ impl Cri {
 
     /// Its status once it has ended.
     pub async fn exited(&self, id: &str) -> Result<ContainerStatus> {
-        let until = Instant::now() + LIMIT;
+        let until = Instant::now() + limit();
         loop {
             let status = self.status(id).await?;
             if status.state() == ContainerState::ContainerExited {
                 return Ok(status);
             }
             if Instant::now() > until {
-                bail!("container {id} did not end in {LIMIT:?}: {status:?}");
+                bail!("container {id} did not end in {:?}: {status:?}", limit());
             }
             tokio::time::sleep(POLL).await;
         }

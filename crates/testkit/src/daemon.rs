@@ -18,7 +18,9 @@ use tempfile::TempDir;
 use tokio::time::Instant;
 
 /// Generous: the machine may be busy with a build, or emulated.
-const LIMIT: Duration = Duration::from_secs(150);
+fn limit() -> Duration {
+    Duration::from_secs(150) * crate::slowness()
+}
 const POLL: Duration = Duration::from_millis(10);
 
 /// A running daemon; killed, if it still runs, when dropped.
@@ -115,7 +117,7 @@ impl DaemonProcess {
     }
 
     async fn wait_ready(&mut self) -> anyhow::Result<()> {
-        let until = Instant::now() + LIMIT;
+        let until = Instant::now() + limit();
         while Instant::now() < until {
             if let Some(status) = self.child.try_wait()? {
                 bail!("the daemon ended with {status}: {}", self.stderr());
@@ -125,7 +127,7 @@ impl DaemonProcess {
             }
             tokio::time::sleep(POLL).await;
         }
-        bail!("the daemon did not serve in {LIMIT:?}: {}", self.stderr())
+        bail!("the daemon did not serve in {:?}: {}", limit(), self.stderr())
     }
 
     async fn serves(&self) -> bool {
@@ -177,7 +179,7 @@ impl DaemonProcess {
 
     /// Waits until the log contains `text`.
     pub async fn logged(&self, text: &str) -> anyhow::Result<()> {
-        let until = Instant::now() + LIMIT;
+        let until = Instant::now() + limit();
         while !self.stderr().contains(text) {
             if Instant::now() > until {
                 bail!("{text:?} did not appear in the log: {}", self.stderr());
@@ -213,13 +215,13 @@ impl DaemonProcess {
 
     /// Waits for the end of the daemon, which the test has brought about.
     pub async fn exited(&mut self) -> anyhow::Result<Exit> {
-        let until = Instant::now() + LIMIT;
+        let until = Instant::now() + limit();
         loop {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(Exit { code: status.code(), stderr: self.stderr() });
             }
             if Instant::now() > until {
-                bail!("the daemon did not end in {LIMIT:?}: {}", self.stderr());
+                bail!("the daemon did not end in {:?}: {}", limit(), self.stderr());
             }
             tokio::time::sleep(POLL).await;
         }

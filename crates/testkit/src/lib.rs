@@ -26,6 +26,6 @@ pub use go::GoTool;
 pub use leftovers::Process;
 pub use node::Node;
 pub use program::program;
-pub use rounds::rounds;
+pub use rounds::{rounds, slowness};
 pub use sandbox::sandbox_shim;
 pub use skip::{is_root, skip};

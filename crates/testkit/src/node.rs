@@ -26,7 +26,9 @@ use crate::{
 };
 
 /// For what ends by itself soon after the call that ended it.
-const SETTLE: Duration = Duration::from_secs(60);
+fn settle() -> Duration {
+    Duration::from_secs(60) * crate::slowness()
+}
 const POLL: Duration = Duration::from_millis(20);
 
 /// Dropping it ends and removes everything, also that of a test that failed half-way.
@@ -199,7 +201,7 @@ impl Node {
 
     /// Waits until nothing of any pod is left, which is to be brought about by others.
     pub async fn settled(&self) -> Result<()> {
-        let until = Instant::now() + SETTLE;
+        let until = Instant::now() + settle();
         loop {
             let left = self.left();
             if left.is_empty() {

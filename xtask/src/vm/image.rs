@@ -24,6 +24,8 @@ const PACKAGES: &[&str] = &[
     "dbus",
     "kmod",
     "apparmor",
+    "criu",
+    "sudo",
     "selinux-policy-default",
     "runc",
     "crun",

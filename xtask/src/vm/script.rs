@@ -8,6 +8,8 @@ use std::{fmt::Write as _, path::PathBuf};
 use super::payload::Programs;
 
 pub(crate) const MARK: &str = "vm: ";
+/// What tests must reckon with where processors are emulated.
+const SLOWNESS: u32 = 5;
 /// Of one test program.
 const LIMIT_SECONDS: u32 = 2400;
 
@@ -54,7 +56,7 @@ impl<'a> Said<'a> {
 pub(crate) fn write(runs: &[Run], programs: &Programs) -> String {
     let mut script = format!(
         "#!/bin/sh\n# Paths are as outside.\nexport LONGSHORE_TOOLS={}\n\
-         export LONGSHORE_SKIP_LOG=/run/skipped\nexport RUST_BACKTRACE=1\n",
+         export LONGSHORE_SKIP_LOG=/run/skipped\nexport RUST_BACKTRACE=1\nexport LONGSHORE_TEST_SLOWNESS={SLOWNESS}\n",
         quote(&programs.tools.display().to_string())
     );
     for run in runs {

@@ -1,12 +1,24 @@
 //! Forgetting a pod that was stopped.
 
-use std::sync::Arc;
+use std::{
+    path::Path,
+    process::{Command, Output},
+    sync::Arc,
+    time::Duration,
+};
 
+use base::Kind;
 use oci::CgroupDriver;
+use sys::process::output_within;
 
 use super::files;
 use crate::{
-    container, error::Result, files::blocking, network, record::PodRecord, shared::Shared,
+    container,
+    error::{EngineError, Result},
+    files::blocking,
+    network,
+    record::PodRecord,
+    shared::Shared,
 };
 
 pub(crate) const OPERATION: &str = "remove-pod";
@@ -45,18 +57,38 @@ pub(crate) async fn remove(shared: Arc<Shared>, pod: Arc<PodRecord>) -> Result<(
     Ok(())
 }
 
-/// One that nobody gave us was made with its first container, for it alone. systemd drops an
-/// empty slice by itself.
+/// One that nobody gave us was made with its first container, for it alone.
 async fn remove_cgroup(shared: &Arc<Shared>, pod: &PodRecord) -> Result<()> {
-    let driver = shared.config.cgroup_driver;
-    if pod.request.cgroup_parent.is_some() || driver != CgroupDriver::Cgroupfs {
+    if pod.request.cgroup_parent.is_some() {
         return Ok(());
     }
+    let driver = shared.config.cgroup_driver;
     let path = oci::pod_cgroup_path(driver, None, &pod.id)?;
     let (shared, limit) = (Arc::clone(shared), shared.config.limits.kill);
-    blocking(move || match shared.groups.open(&path)? {
-        Some(group) => Ok(group.remove(limit)?),
-        None => Ok(()),
+    blocking(move || match (shared.groups.open(&path)?, driver) {
+        (None, _) => Ok(()),
+        (Some(group), CgroupDriver::Cgroupfs) => Ok(group.remove(limit)?),
+        (Some(_), CgroupDriver::Systemd) => stop_slice(&path, limit),
     })
     .await
+}
+
+/// systemd keeps a slice that has become empty until it is told to stop it. Blocking.
+fn stop_slice(path: &Path, limit: Duration) -> Result<()> {
+    let Some(slice) = path.file_name() else { return Ok(()) };
+    let mut systemctl = Command::new("systemctl");
+    systemctl.args(["stop", "--quiet", "--"]).arg(slice);
+    let failed = |why: String| {
+        let doing = format!("stop {}", slice.display());
+        EngineError::Failed { doing, why, kind: Kind::Unavailable }
+    };
+    let output = output_within(systemctl, &[], limit);
+    let Output { status, stderr, .. } = output.map_err(|e| failed(format!("systemctl: {e}")))?;
+    match status.success() {
+        true => Ok(()),
+        false => {
+            let said = String::from_utf8_lossy(&stderr);
+            Err(failed(format!("systemctl: {status}: {}", said.trim())))
+        }
+    }
 }

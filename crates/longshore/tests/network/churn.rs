@@ -5,7 +5,7 @@ use std::sync::Arc;
 use testkit::{Cri, Node, cni::on_own_network};
 use tokio::task::JoinSet;
 
-use crate::world::{World, namespaces, network, on_pod_network};
+use crate::world::{World, call_limit, namespaces, network, on_pod_network};
 
 const AT_A_TIME: usize = 10;
 /// A kubelet does not give up either.
@@ -32,7 +32,7 @@ async fn live(node: &Node, cri: &Cri, number: u32) -> bool {
 fn pods_that_come_and_go_leave_no_address() {
     let name = "pods_that_come_and_go_leave_no_address";
     on_own_network(name, || async {
-        let world = World::new(&["10.88.20.0/23"], "call_limit = \"10s\"");
+        let world = World::new(&["10.88.20.0/23"], &call_limit(10));
         let node = world.node(name).await;
         let cri = node.cri().await.unwrap();
         let before = world.warm_up(&node, &cri).await;

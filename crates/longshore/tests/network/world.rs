@@ -18,6 +18,11 @@ use testkit::{
 
 pub(crate) const LONGSHORE: &str = env!("CARGO_BIN_EXE_longshore");
 
+/// How long a program may take, where machines are as fast as they should be.
+pub(crate) fn call_limit(seconds: u32) -> String {
+    format!("call_limit = \"{}s\"", seconds * testkit::slowness())
+}
+
 pub(crate) struct World {
     dir: tempfile::TempDir,
 }

@@ -96,7 +96,9 @@ async fn a_terminal_answers_who_is_attached() {
 #[tokio::test]
 async fn a_slow_client_is_cut_off_and_stalls_nobody() {
     let Some(world) = World::new("a_slow_client_is_cut_off_and_stalls_nobody") else { return };
-    const BYTES: usize = 20 << 20;
+    // More than sockets and the shim hold, and little enough for the slowest machine to be done
+    // before the shim loses patience with one that does not fetch its last bytes.
+    const BYTES: usize = 4 << 20;
     let pod = world.start().await;
     let script = format!("read x; yes | head -c {BYTES}");
     let mut wish = with_stdin(false);
