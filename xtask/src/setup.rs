@@ -42,6 +42,12 @@ const NEEDS: &[Need] = &[
         proof: Proof::Program("runc"),
     },
     Need {
+        package: "libseccomp-dev",
+        why: "tests build OCI runtimes with it",
+        proof: Proof::File(&["/usr/include/seccomp.h"]),
+    },
+    Need { package: "pkg-config", why: "finds it", proof: Proof::Program("pkg-config") },
+    Need {
         package: "containerd",
         why: "its shim keeps pods in tests",
         proof: Proof::Program("containerd-shim-runc-v2"),

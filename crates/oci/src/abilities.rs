@@ -79,11 +79,14 @@ impl Abilities {
         let options = features.and_then(|f| f.pointer("/mountOptions")).and_then(Value::as_array);
         let version = features.and_then(|f| f.pointer("/ociVersionMax")).and_then(Value::as_str);
         let idmap = known("/linux/mountExtensions/idmap/enabled");
+        let lists = |path: &str| features.is_some_and(|f| f.pointer(path).is_some());
+        // A runc that was built without it says nothing of it, and fails when it is asked.
+        let forgotten = lists(RUNC_VERSION) && !lists("/linux/seccomp");
         Self {
             user_namespaces: idmap,
             idmapped_mounts: idmap,
             recursive_readonly: options.is_some_and(|list| list.iter().any(|o| o == "rro")),
-            seccomp: not_denied("/linux/seccomp/enabled"),
+            seccomp: not_denied("/linux/seccomp/enabled") && !forgotten,
             apparmor: not_denied("/linux/apparmor/enabled"),
             selinux: not_denied("/linux/selinux/enabled"),
             intel_rdt: not_denied("/linux/intelRdt/enabled"),
@@ -93,7 +96,7 @@ impl Abilities {
             unified: true,
             io_priority: version.is_some_and(|version| is_since(version, (1, 1))),
             scheduler: version.is_some_and(|version| is_since(version, (1, 1))),
-            memory_policy: features.is_some_and(|f| f.pointer("/linux/memoryPolicy").is_some()),
+            memory_policy: lists("/linux/memoryPolicy"),
             shim_sets_priorities: true,
         }
     }
@@ -106,6 +109,9 @@ impl Abilities {
         Self { user_namespaces: false, shim_sets_priorities: false, ..self }
     }
 }
+
+/// Where an answer of runc says that it is one.
+const RUNC_VERSION: &str = "/annotations/org.opencontainers.runc.version";
 
 /// Whether a version of the specification, `1.2.0+dev`, is this one or later. What was made
 /// on the way to a version (`1.1.0-rc.1`) is not yet it.
@@ -159,6 +165,17 @@ mod tests {
         assert_eq!(Abilities::of_features(Some(&features)), want);
         let odd = json!({ "mountOptions": 1, "linux": [] });
         assert_eq!(Abilities::of_features(Some(&odd)), Abilities::of_features(None));
+    }
+
+    #[test]
+    fn a_runc_that_does_not_speak_of_seccomp_has_none() {
+        let seccomp = |linux: serde_json::Value| {
+            let version = json!({ "org.opencontainers.runc.version": "1.4.3" });
+            let features = json!({ "annotations": version, "linux": linux });
+            Abilities::of_features(Some(&features)).seccomp
+        };
+        assert!(!seccomp(json!({ "cgroup": {} })));
+        assert!(seccomp(json!({ "seccomp": { "enabled": true } })));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use rustix::fs::{FlockOperation, flock};
 pub enum GoTool {
     Crictl,
     /// Newer than what distributions ship: it knows user namespaces by path and mapped ids of
-    /// mounts. Without seccomp.
+    /// mounts.
     Runc,
     Critest,
     /// A plugin of ours on the official stub.
@@ -52,7 +52,8 @@ impl GoTool {
     /// A suite of tests is built as one.
     fn how(self) -> &'static [&'static str] {
         match self {
-            Self::Crictl | Self::Runc | Self::NriPlugin => &["build"],
+            Self::Crictl | Self::NriPlugin => &["build"],
+            Self::Runc => &["build", "-tags", "seccomp"],
             Self::Critest => &["test", "-c"],
         }
     }
