@@ -204,10 +204,12 @@ fn lost() -> Ended {
     Ended { status: 255, at: std::time::SystemTime::now() }
 }
 
+/// As runc and crun write it, and as youki does.
 #[derive(Deserialize)]
 struct Entry {
     #[serde(default)]
     level: String,
+    #[serde(alias = "message")]
     msg: String,
 }
 
@@ -223,7 +225,9 @@ fn last_error(log: &Path) -> Option<String> {
 
 fn said(text: &str) -> Option<String> {
     let entry = |line: &str| serde_json::from_str::<Entry>(line).ok();
-    let is_error = |entry: &Entry| matches!(entry.level.as_str(), "error" | "fatal" | "panic" | "");
+    let is_error = |entry: &Entry| {
+        matches!(entry.level.to_lowercase().as_str(), "error" | "fatal" | "panic" | "")
+    };
     let error = text.lines().rev().filter_map(entry).find(is_error).map(|entry| entry.msg);
     let last =
         || text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned);
@@ -246,5 +250,8 @@ mod tests {
         check(log, Some("exec: \"x\" not found"));
         // crun writes no level in some versions.
         check("{\"msg\":\"cannot clone\",\"time\":\"x\"}", Some("cannot clone"));
+        let youki = "{\"timestamp\":\"x\",\"level\":\"ERROR\",\"message\":\"'/x' not found\"}\n\
+                     {\"timestamp\":\"x\",\"level\":\"DEBUG\",\"message\":\"cleaned\"}\n";
+        check(youki, Some("'/x' not found"));
     }
 }
