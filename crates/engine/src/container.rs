@@ -8,6 +8,7 @@ pub(crate) mod limits;
 pub(crate) mod make;
 mod priorities;
 pub(crate) mod remove;
+pub(crate) mod root;
 pub(crate) mod start;
 mod volumes;
 

@@ -11,7 +11,7 @@ use shim_client::{Shim, TaskState, TaskStatus};
 use tokio::task::JoinSet;
 
 use crate::{
-    container::{MakeContainer, start},
+    container::{MakeContainer, root::HeldRoot, start},
     controller::{self, Controller, Keeper},
     error::Result,
     owner::{Begin, Owner, Turn},
@@ -154,7 +154,9 @@ async fn reconcile(
     let created = task.is_some_and(|task| task.status == TaskStatus::Created);
     // Created and never started: the start is to be asked for again.
     if created && container.phase == ContainerPhase::Starting {
+        let root = HeldRoot::of(shared.layout.rootfs(&container.pod, &container.id))?;
         start::discard(shim, container.id.as_str(), start::CUT_OFF).await?;
+        root.map_or(Ok(()), HeldRoot::put_back)?;
         return advance(shared, container, &ContainerEvent::NotStarted).await;
     }
     match told(&container.phase, task) {

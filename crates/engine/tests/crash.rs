@@ -120,6 +120,13 @@ async fn kill_at_every_step_under_a_sandbox_service() {
     kill_at(TEST, Keeper::Service, points_of_shims()).await;
 }
 
+/// The root of a container is there when its start is asked for again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_root_that_goes_with_its_task_is_put_back() {
+    const TEST: &str = "a_root_that_goes_with_its_task_is_put_back";
+    kill_at(TEST, Keeper::Tidy, vec!["start-container/plugins/intended".to_owned()]).await;
+}
+
 /// Where the shim has a part; everywhere in a long run.
 fn points_of_shims() -> Vec<String> {
     let mut points = engine::crash_points();

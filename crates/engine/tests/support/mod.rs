@@ -40,6 +40,9 @@ pub(crate) enum Keeper {
     /// One that makes the pod itself.
     #[allow(dead_code, reason = "not every test has another")]
     Service,
+    /// Our own shim, over a runtime that unmounts the root of what it deletes, as some shims do.
+    #[allow(dead_code, reason = "not every test has another")]
+    Tidy,
 }
 
 #[allow(dead_code, reason = "not every test has another")]
@@ -49,18 +52,20 @@ impl Keeper {
             Self::Own => "own",
             Self::Foreign => "foreign",
             Self::Service => "service",
+            Self::Tidy => "tidy",
         }
     }
 
     pub(crate) fn named(name: &str) -> Option<Self> {
-        [Self::Own, Self::Foreign, Self::Service].into_iter().find(|keeper| keeper.name() == name)
+        let all = [Self::Own, Self::Foreign, Self::Service, Self::Tidy];
+        all.into_iter().find(|keeper| keeper.name() == name)
     }
 
     fn shim(self) -> Option<ForeignShim> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let find = |name: &str| ForeignShim::find(name, &path, None);
         let (found, sandbox) = match self {
-            Self::Own => return None,
+            Self::Own | Self::Tidy => return None,
             Self::Foreign => (find("io.containerd.runc.v2"), SandboxKind::Task),
             Self::Service => {
                 let built = testkit::sandbox_shim(shim());
@@ -70,7 +75,26 @@ impl Keeper {
         let found = found.expect("a shim that was there before");
         Some(ForeignShim { sandbox, ..found })
     }
+
+    /// In a directory of the test, where it is made.
+    fn runtime(self, dir: &Path) -> PathBuf {
+        match self {
+            Self::Tidy => {
+                let program = dir.join("tidy");
+                testkit::program(&program, TIDY);
+                program
+            }
+            _ => "/usr/sbin/runc".into(),
+        }
+    }
 }
+
+/// It is called in the bundle.
+const TIDY: &str = r#"#!/bin/sh
+runc "$@"
+status=$?
+case " $* " in *" delete "*) umount rootfs ;; esac
+exit $status"#;
 
 /// Root file systems are overlays over one folder.
 #[derive(Debug)]
@@ -130,7 +154,7 @@ impl Host {
         let store = Store::open(self.dir().join("store")).unwrap();
         let handler = Handler {
             name: "runc".into(),
-            binary: "/usr/sbin/runc".into(),
+            binary: self.keeper.runtime(&self.dir),
             args: Vec::new(),
             shim: self.keeper.shim(),
             snapshotter: None,
