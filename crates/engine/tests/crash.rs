@@ -120,6 +120,18 @@ async fn kill_at_every_step_under_a_sandbox_service() {
     kill_at(TEST, Keeper::Service, points_of_shims()).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "builds the shim, which takes minutes"]
+async fn kill_at_every_step_under_a_shim_in_rust() {
+    kill_at("kill_at_every_step_under_a_shim_in_rust", Keeper::Rust, points_of_shims()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "builds youki, which takes minutes"]
+async fn kill_at_every_step_over_youki() {
+    kill_at("kill_at_every_step_over_youki", Keeper::Youki, engine::crash_points()).await;
+}
+
 /// The root of a container is there when its start is asked for again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_root_that_goes_with_its_task_is_put_back() {

@@ -12,7 +12,7 @@ use std::{
 use api_cri::v1::PodSandboxConfig;
 use serde_json::{Value, json};
 use testkit::{
-    Cgroups, DaemonProcess, GoTool, Node, Pod,
+    Cgroups, DaemonProcess, GoTool, Node, Pod, RustTool,
     cni::{self, Traces, on_own_network},
     registry::Registry,
 };
@@ -164,44 +164,48 @@ fn lacks_foreign_shim(test: &str) -> bool {
 #[test]
 fn the_walk_under_a_foreign_shim() {
     const TEST: &str = "the_walk_under_a_foreign_shim";
-    let Some(program) = GoTool::Crictl.build().unwrap() else {
-        return testkit::skip(TEST, "crictl needs Go to be built");
-    };
-    if lacks_foreign_shim(TEST) {
-        return;
+    if !lacks_foreign_shim(TEST) {
+        walk_on_a_bridge(TEST, FOREIGN);
     }
-    on_own_network(TEST, || async {
-        let leases = tempfile::tempdir().unwrap();
-        walk(program, Network::Bridge(leases.path()), FOREIGN).await;
-        assert_eq!(Traces::now(leases.path()).leases, [""; 0]);
-    });
+}
+
+#[test]
+#[ignore = "builds the shim, which takes minutes"]
+fn the_walk_under_a_shim_in_rust() {
+    const TEST: &str = "the_walk_under_a_shim_in_rust";
+    let Some(shim) = RustTool::RuncShim.find(TEST) else { return };
+    walk_on_a_bridge(TEST, &format!("[handlers.rust]\nbinary = 'runc'\nshim = {shim:?}\n"));
+}
+
+#[test]
+#[ignore = "builds youki, which takes minutes"]
+fn the_walk_over_youki() {
+    const TEST: &str = "the_walk_over_youki";
+    let Some(youki) = RustTool::Youki.find(TEST) else { return };
+    walk_on_a_bridge(TEST, &format!("[handlers.youki]\nbinary = {youki:?}\n"));
 }
 
 /// A shim that makes the pod itself.
 #[test]
 fn the_walk_under_a_sandbox_service() {
-    const TEST: &str = "the_walk_under_a_sandbox_service";
-    let Some(program) = GoTool::Crictl.build().unwrap() else {
-        return testkit::skip(TEST, "crictl needs Go to be built");
-    };
     let shim = testkit::sandbox_shim(LONGSHORE);
     let config =
         format!("[handlers.sandbox]\nbinary = 'runc'\nsandboxer = 'shim'\nshim = {shim:?}\n");
-    on_own_network(TEST, || async {
-        let leases = tempfile::tempdir().unwrap();
-        walk(program, Network::Bridge(leases.path()), &config).await;
-        assert_eq!(Traces::now(leases.path()).leases, [""; 0]);
-    });
+    walk_on_a_bridge("the_walk_under_a_sandbox_service", &config);
 }
 
 #[test]
 fn the_walk_on_a_bridge() {
+    walk_on_a_bridge("the_walk_on_a_bridge", "");
+}
+
+fn walk_on_a_bridge(test: &str, config: &str) {
     let Some(program) = GoTool::Crictl.build().unwrap() else {
-        return testkit::skip("the_walk_on_a_bridge", "crictl needs Go to be built");
+        return testkit::skip(test, "crictl needs Go to be built");
     };
-    on_own_network("the_walk_on_a_bridge", || async {
+    on_own_network(test, || async {
         let leases = tempfile::tempdir().unwrap();
-        walk(program, Network::Bridge(leases.path()), "").await;
+        walk(program, Network::Bridge(leases.path()), config).await;
         assert_eq!(Traces::now(leases.path()).leases, [""; 0]);
     });
 }

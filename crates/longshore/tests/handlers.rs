@@ -11,7 +11,7 @@ use api_cri::v1::{
     StatusRequest, UpdateContainerResourcesRequest, UserNamespace,
 };
 use rustix::process::Signal;
-use testkit::{Cri, Node, Pod};
+use testkit::{Cri, Node, Pod, RustTool};
 use tokio::time::Instant;
 use tonic::Code;
 
@@ -29,23 +29,89 @@ shim = 'io.containerd.runc.v2'
 binary = 'runc'
 sandboxer = 'shim'
 ";
-const HANDLERS: [&str; 3] = ["own", "tasks", "sandbox"];
 
-async fn node(test: &str) -> Option<Node> {
+/// Handlers that pass the suite together, on one node.
+#[derive(Clone, Copy)]
+struct Cast {
+    handlers: &'static [&'static str],
+    /// Those whose pods end with a process that sleeps.
+    sandboxed: &'static [&'static str],
+    config: fn(&str) -> Option<String>,
+}
+
+/// What a host has.
+const INSTALLED: Cast = Cast {
+    handlers: &["own", "tasks", "sandbox"],
+    sandboxed: &["tasks", "sandbox"],
+    config: installed,
+};
+
+/// What takes minutes to build.
+const BUILT: Cast = Cast { handlers: &["youki", "rust"], sandboxed: &["rust"], config: built };
+
+fn installed(test: &str) -> Option<String> {
     if !Path::new("/usr/bin/containerd-shim-runc-v2").exists() {
         testkit::skip(test, "no containerd-shim-runc-v2");
         return None;
     }
     let shim = testkit::sandbox_shim(LONGSHORE);
+    Some(format!("{CONFIG}shim = {shim:?}\n"))
+}
+
+fn built(test: &str) -> Option<String> {
+    let (youki, shim) = (RustTool::Youki.find(test)?, RustTool::RuncShim.find(test)?);
+    Some(format!(
+        "default_handler = 'youki'\n[handlers.youki]\nbinary = {youki:?}\n\
+         [handlers.rust]\nbinary = 'runc'\nshim = {shim:?}\n"
+    ))
+}
+
+async fn node(test: &str, cast: Cast) -> Option<Node> {
+    let text = (cast.config)(test)?;
     let config = |command: &mut Command| {
         // Beside the daemon's root: it is read again after a restart, and goes with the daemon.
         let root = command.get_args().skip_while(|arg| *arg != "--root").nth(1).unwrap();
         let file = Path::new(root).with_file_name("config.toml");
-        fs::write(&file, format!("{CONFIG}shim = {shim:?}\n")).unwrap();
+        fs::write(&file, text).unwrap();
         command.arg("--config").arg(file);
     };
     Node::start_with(test, LONGSHORE, config).await
 }
+
+/// The tests of one cast each.
+macro_rules! suite {
+    ($($test:ident),* $(,)?) => {
+        mod installed_handlers {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $test() {
+                let cast = super::INSTALLED;
+                if let Some(node) = super::node(stringify!($test), cast).await {
+                    super::$test(node, cast).await;
+                }
+            })*
+        }
+
+        mod built_handlers {
+            $(#[tokio::test(flavor = "multi_thread")]
+            #[ignore = "builds youki and a shim, which takes minutes"]
+            async fn $test() {
+                let cast = super::BUILT;
+                if let Some(node) = super::node(stringify!($test), cast).await {
+                    super::$test(node, cast).await;
+                }
+            })*
+        }
+    };
+}
+
+suite!(
+    a_life_from_create_to_shutdown,
+    ends_are_told_as_they_were,
+    the_death_of_a_shim_is_the_end_of_its_pod_alone,
+    the_death_of_a_sandbox_is_the_end_of_its_pod,
+    a_pod_is_furnished_whoever_keeps_it,
+    a_new_daemon_takes_over,
+);
 
 /// A pod whose containers share their processes.
 fn shared(node: &Node, name: &str) -> PodSandboxConfig {
@@ -82,11 +148,9 @@ fn limited(mut config: ContainerConfig, memory: i64) -> ContainerConfig {
     config
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_life_from_create_to_shutdown() {
-    let Some(node) = node("a_life_from_create_to_shutdown").await else { return };
+async fn a_life_from_create_to_shutdown(node: Node, cast: Cast) {
     let cri = node.cri().await.unwrap();
-    for handler in HANDLERS {
+    for handler in cast.handlers.iter().copied() {
         let pod = cri.run_pod_with(handler, &shared(&node, handler)).await.unwrap();
         let status = cri.pod_status(&pod.id).await.unwrap().status.unwrap();
         assert_eq!(
@@ -132,11 +196,9 @@ async fn a_life_from_create_to_shutdown() {
     node.finish().await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn ends_are_told_as_they_were() {
-    let Some(node) = node("ends_are_told_as_they_were").await else { return };
+async fn ends_are_told_as_they_were(node: Node, cast: Cast) {
     let cri = node.cri().await.unwrap();
-    for handler in HANDLERS {
+    for handler in cast.handlers.iter().copied() {
         let pod = cri.run_pod_with(handler, &node.pod(handler)).await.unwrap();
         let status = cri.run_to_end(&pod, node.sh("seven", "exit 7")).await.unwrap();
         assert_eq!((status.exit_code, &*status.reason), (7, "Error"), "{handler}");
@@ -151,11 +213,9 @@ async fn ends_are_told_as_they_were() {
     node.finish().await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_death_of_a_shim_is_the_end_of_its_pod_alone() {
-    let Some(mut node) = node("the_death_of_a_shim").await else { return };
+async fn the_death_of_a_shim_is_the_end_of_its_pod_alone(mut node: Node, cast: Cast) {
     let cri = node.cri().await.unwrap();
-    for handler in HANDLERS {
+    for handler in cast.handlers.iter().copied() {
         let pod = cri.run_pod_with(handler, &node.pod(&format!("{handler}-dies"))).await.unwrap();
         let other =
             cri.run_pod_with(handler, &node.pod(&format!("{handler}-lives"))).await.unwrap();
@@ -173,11 +233,9 @@ async fn the_death_of_a_shim_is_the_end_of_its_pod_alone() {
     node.finish().await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_death_of_a_sandbox_is_the_end_of_its_pod() {
-    let Some(mut node) = node("the_death_of_a_sandbox").await else { return };
+async fn the_death_of_a_sandbox_is_the_end_of_its_pod(mut node: Node, cast: Cast) {
     let cri = node.cri().await.unwrap();
-    for handler in ["tasks", "sandbox"] {
+    for handler in cast.sandboxed.iter().copied() {
         let pod = cri.run_pod_with(handler, &shared(&node, handler)).await.unwrap();
         let id = cri.run(&pod, node.sh("c", "exec sleep 1000")).await.unwrap();
         node.note_processes();
@@ -192,11 +250,9 @@ async fn the_death_of_a_sandbox_is_the_end_of_its_pod() {
 }
 
 /// What a shim makes of it is not asked: containers find themselves in a pod as it was described.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_pod_is_furnished_whoever_keeps_it() {
-    let Some(node) = node("a_pod_is_furnished_whoever_keeps_it").await else { return };
+async fn a_pod_is_furnished_whoever_keeps_it(node: Node, cast: Cast) {
     let cri = node.cri().await.unwrap();
-    for handler in HANDLERS {
+    for handler in cast.handlers.iter().copied() {
         let mut config = node.pod(handler);
         config.hostname = format!("name-{handler}");
         let linux = config.linux.as_mut().unwrap();
@@ -209,12 +265,10 @@ async fn a_pod_is_furnished_whoever_keeps_it() {
     node.finish().await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_new_daemon_takes_over() {
-    let Some(mut node) = node("a_new_daemon_takes_over").await else { return };
+async fn a_new_daemon_takes_over(mut node: Node, cast: Cast) {
     let mut cri = node.cri().await.unwrap();
     let mut pods = Vec::new();
-    for handler in HANDLERS {
+    for handler in cast.handlers.iter().copied() {
         let pod = cri.run_pod_with(handler, &node.pod(handler)).await.unwrap();
         let script = "echo before; while [ ! -e /gate/open ]; do sleep 0.05; done; echo after";
         let gate = node.daemon.home().join(format!("gate-{handler}"));
@@ -249,7 +303,8 @@ async fn a_new_daemon_takes_over() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_handler_cannot_do_is_refused_by_name() {
-    let Some(node) = node("what_a_handler_cannot_do_is_refused_by_name").await else { return };
+    const TEST: &str = "what_a_handler_cannot_do_is_refused_by_name";
+    let Some(node) = node(TEST, INSTALLED).await else { return };
     let cri = node.cri().await.unwrap();
     let mut config = node.pod("p");
     let ids = api_cri::v1::IdMapping { host_id: 100_000, container_id: 0, length: 65_536 };

@@ -15,6 +15,7 @@ mod node;
 mod program;
 pub mod registry;
 mod rounds;
+mod rust;
 mod sandbox;
 mod skip;
 
@@ -27,5 +28,6 @@ pub use leftovers::Process;
 pub use node::Node;
 pub use program::program;
 pub use rounds::{rounds, slowness};
+pub use rust::RustTool;
 pub use sandbox::sandbox_shim;
 pub use skip::{is_root, skip};

@@ -181,7 +181,12 @@ impl Node {
             let mut links = fds.flatten().filter_map(|fd| fs::read_link(fd.path()).ok());
             links.any(|to| to.starts_with(&dir))
         };
-        let names = ["longshore-shim", "containerd-shim-runc-v2", "sandbox-shim"];
+        let names = [
+            "longshore-shim",
+            "containerd-shim-runc-v2",
+            "containerd-shim-runc-v2-rs",
+            "sandbox-shim",
+        ];
         let is_shim = |process: &Process| {
             let program = process.command.split(' ').next().unwrap_or_default();
             Path::new(program).file_name().is_some_and(|file| names.iter().any(|n| file == *n))

@@ -19,6 +19,7 @@ use net::{NetConfig, SourceConfig};
 use oci::{CgroupDriver, ContainerRequest, HandlerFacts, ImageFacts};
 use store::Store;
 use sys::mount::{self, Attrs, Overlay, Unmount, Upper};
+use testkit::RustTool;
 
 /// Every test has its own directories and cgroup.
 pub(crate) struct Host {
@@ -40,9 +41,15 @@ pub(crate) enum Keeper {
     /// One that makes the pod itself.
     #[allow(dead_code, reason = "not every test has another")]
     Service,
+    /// containerd's shim for runc as it is written in Rust.
+    #[allow(dead_code, reason = "not every test has another")]
+    Rust,
     /// Our own shim, over a runtime that unmounts the root of what it deletes, as some shims do.
     #[allow(dead_code, reason = "not every test has another")]
     Tidy,
+    /// Our own shim, over youki.
+    #[allow(dead_code, reason = "not every test has another")]
+    Youki,
 }
 
 #[allow(dead_code, reason = "not every test has another")]
@@ -52,12 +59,14 @@ impl Keeper {
             Self::Own => "own",
             Self::Foreign => "foreign",
             Self::Service => "service",
+            Self::Rust => "rust",
             Self::Tidy => "tidy",
+            Self::Youki => "youki",
         }
     }
 
     pub(crate) fn named(name: &str) -> Option<Self> {
-        let all = [Self::Own, Self::Foreign, Self::Service, Self::Tidy];
+        let all = [Self::Own, Self::Foreign, Self::Service, Self::Rust, Self::Tidy, Self::Youki];
         all.into_iter().find(|keeper| keeper.name() == name)
     }
 
@@ -65,7 +74,11 @@ impl Keeper {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let find = |name: &str| ForeignShim::find(name, &path, None);
         let (found, sandbox) = match self {
-            Self::Own | Self::Tidy => return None,
+            Self::Own | Self::Tidy | Self::Youki => return None,
+            Self::Rust => {
+                let built = RustTool::RuncShim.build().expect("a shim that was built before");
+                (find(built.to_str().expect("a path")), SandboxKind::Task)
+            }
             Self::Foreign => (find("io.containerd.runc.v2"), SandboxKind::Task),
             Self::Service => {
                 let built = testkit::sandbox_shim(shim());
@@ -84,7 +97,24 @@ impl Keeper {
                 testkit::program(&program, TIDY);
                 program
             }
+            Self::Youki => RustTool::Youki.build().expect("a runtime that was built before"),
             _ => "/usr/sbin/runc".into(),
+        }
+    }
+
+    /// Says so where it is not.
+    fn is_there(self, test: &str) -> bool {
+        match self {
+            Self::Own | Self::Service | Self::Tidy => true,
+            Self::Foreign => {
+                let there = Path::new("/usr/bin/containerd-shim-runc-v2").exists();
+                if !there {
+                    testkit::skip(test, "no containerd-shim-runc-v2");
+                }
+                there
+            }
+            Self::Rust => RustTool::RuncShim.find(test).is_some(),
+            Self::Youki => RustTool::Youki.find(test).is_some(),
         }
     }
 }
@@ -120,12 +150,8 @@ impl Host {
     /// `None`, loudly, where that is not installed.
     #[allow(dead_code, reason = "not every test has another")]
     pub(crate) fn kept_by(mut self, test: &str, keeper: Keeper) -> Option<Self> {
-        if keeper == Keeper::Foreign && !Path::new("/usr/bin/containerd-shim-runc-v2").exists() {
-            testkit::skip(test, "no containerd-shim-runc-v2");
-            return None;
-        }
         self.keeper = keeper;
-        Some(self)
+        keeper.is_there(test).then_some(self)
     }
 
     /// One that another process made.
