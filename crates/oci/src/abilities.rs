@@ -79,7 +79,10 @@ impl Abilities {
         let options = features.and_then(|f| f.pointer("/mountOptions")).and_then(Value::as_array);
         let version = features.and_then(|f| f.pointer("/ociVersionMax")).and_then(Value::as_str);
         let idmap = known("/linux/mountExtensions/idmap/enabled");
-        let lists = |path: &str| features.is_some_and(|f| f.pointer(path).is_some());
+        // youki writes null for what it says nothing of.
+        let lists = |path: &str| {
+            features.and_then(|f| f.pointer(path)).is_some_and(|value| !value.is_null())
+        };
         // A runc that was built without it says nothing of it, and fails when it is asked.
         let forgotten = lists(RUNC_VERSION) && !lists("/linux/seccomp");
         Self {
@@ -176,6 +179,13 @@ mod tests {
         };
         assert!(!seccomp(json!({ "cgroup": {} })));
         assert!(seccomp(json!({ "seccomp": { "enabled": true } })));
+    }
+
+    #[test]
+    fn null_says_nothing() {
+        let linux = json!({ "memoryPolicy": null, "netDevices": null, "seccomp": null });
+        let told = Abilities::of_features(Some(&json!({ "linux": linux })));
+        assert_eq!(told, Abilities::of_features(None));
     }
 
     #[test]
