@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use nri_wire::api::{
     Container, ContainerAdjustment, CreateContainerResponse, Field, Hooks, LinuxContainer,
-    LinuxContainerAdjustment, LinuxNamespace, LinuxRdt, LinuxResources, PosixRlimit,
+    LinuxContainerAdjustment, LinuxCpu, LinuxMemory, LinuxNamespace, LinuxRdt, LinuxResources,
+    PosixRlimit,
 };
 
 use super::{
     Claimant, Ledger, MergeError, Updates,
     list::{merge_list, merge_map, removed},
-    resources::{overlay, set, set_text},
+    resources::{is_empty, overlay, set, set_text},
 };
 use crate::owners::Owners;
 
@@ -127,7 +128,7 @@ impl Creation {
         merge_list(ledger, &mut all.env, adjust.env, &mut view.env)?;
         merge_args(ledger, &mut all.args, adjust.args, &mut view.args, &self.original.args)?;
         merge_hooks(ledger, all, adjust.hooks, view)?;
-        if let Some(linux) = adjust.linux {
+        if let Some(linux) = adjust.linux.and_then(stripped) {
             let all = all.linux.get_or_insert_default();
             merge_linux(ledger, all, linux, view.linux.get_or_insert_default())?;
         }
@@ -200,6 +201,17 @@ fn merge_rlimits(
         all.push(rlimit);
     }
     Ok(())
+}
+
+/// Without the parts that say nothing; `None` where none says anything.
+fn stripped(mut linux: LinuxContainerAdjustment) -> Option<LinuxContainerAdjustment> {
+    if let Some(resources) = &mut linux.resources {
+        resources.memory.take_if(|memory| *memory == LinuxMemory::default());
+        resources.cpu.take_if(|cpu| *cpu == LinuxCpu::default());
+    }
+    linux.resources.take_if(|resources| is_empty(resources));
+    linux.rdt.take_if(|rdt| *rdt == LinuxRdt::default());
+    (linux != LinuxContainerAdjustment::default()).then_some(linux)
 }
 
 fn merge_linux(

@@ -236,6 +236,39 @@ fn every_field_is_carried_owned_and_conflicts() {
     }
 }
 
+/// What is there and says nothing is the same as what is not there: nobody owns it, two plugins
+/// may both say it, and it is not in the result.
+#[test]
+fn parts_that_say_nothing_ask_for_nothing() {
+    let resources = |resources: LinuxResources| with_resources(resources);
+    let empties = [
+        ("all", ContainerAdjustment::default()),
+        ("hooks", ContainerAdjustment { hooks: Some(Hooks::default()), ..Default::default() }),
+        ("linux", linux(LinuxContainerAdjustment::default())),
+        (
+            "rdt",
+            linux(LinuxContainerAdjustment {
+                rdt: Some(LinuxRdt::default()),
+                ..Default::default()
+            }),
+        ),
+        ("resources", resources(LinuxResources::default())),
+        (
+            "memory",
+            resources(LinuxResources {
+                memory: Some(LinuxMemory::default()),
+                ..Default::default()
+            }),
+        ),
+        ("cpu", resources(LinuxResources { cpu: Some(LinuxCpu::default()), ..Default::default() })),
+    ];
+    for (name, empty) in empties {
+        let both = merge_all(&[empty.clone(), empty]).expect(name);
+        assert_eq!(both.merged(), &Merged::default(), "{name}");
+        assert_eq!(both.container(), &container(), "{name}");
+    }
+}
+
 #[test]
 fn what_a_plugin_may_not_set_is_refused_by_name() {
     for (field, adjust) in every_field() {
