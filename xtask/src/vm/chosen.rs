@@ -22,7 +22,7 @@ const RUNTIMES: [&str; 2] = ["runc", "crun"];
 const EVERYWHERE: [&str; 1] = ["crictl"];
 /// On every driver and with every runtime, but not each with each: what depends on both is in
 /// the walk, and an emulated machine takes its time.
-const PAIRED: [&str; 3] = ["pods", "spec", "stats"];
+const PAIRED: [&str; 4] = ["pods", "spec", "stats", "engine/crash"];
 /// These look at the kernel, or at what neither driver nor runtime changes.
 const ONCE: [&str; 3] = ["sys/root", "shim/pod", "network"];
 /// On the machine with SELinux, which differs from the other by that alone.

@@ -98,7 +98,11 @@ impl Keeper {
                 program
             }
             Self::Youki => RustTool::Youki.build().expect("a runtime that was built before"),
-            _ => "/usr/sbin/runc".into(),
+            // As a daemon would be told.
+            _ => match std::env::var("LONGSHORE_DEFAULT_HANDLER").as_deref() {
+                Ok("crun") => "/usr/bin/crun".into(),
+                _ => "/usr/sbin/runc".into(),
+            },
         }
     }
 

@@ -154,7 +154,7 @@ pub(crate) async fn network_condition(cri: &Cri) -> RuntimeCondition {
 
 /// Generous: the machine may be busy with a build.
 pub(crate) async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    for _ in 0..1200 {
+    for _ in 0..1200 * testkit::slowness() {
         if holds() {
             return;
         }
