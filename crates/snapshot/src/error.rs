@@ -180,6 +180,15 @@ pub enum SnapshotError {
     #[error("copy the layers of snapshot {key} together")]
     Flatten { key: Key, source: ApplyError },
 
+    #[error("snapshotter {0} keeps no changes apart from layers: use overlayfs")]
+    NoDiff(&'static str),
+
+    #[error("{path} is kept as a reference into a layer: switch off {option} of overlay")]
+    Reference { path: String, option: &'static str },
+
+    #[error("compare with the layers below")]
+    Unread { source: ApplyError },
+
     #[error(transparent)]
     Store(#[from] StoreError),
 
@@ -201,9 +210,11 @@ impl SnapshotError {
             Self::LayerInUse { .. } | Self::Spent(_) | Self::Broken { .. } => {
                 Kind::FailedPrecondition
             }
-            Self::NoIdmap { .. } => Kind::Unimplemented,
+            Self::NoIdmap { .. } | Self::NoDiff(_) | Self::Reference { .. } => Kind::Unimplemented,
             Self::Busy(_) | Self::Locked(_) | Self::Closed => Kind::Unavailable,
-            Self::Rebase { source, .. } | Self::Flatten { source, .. } => source.kind(),
+            Self::Rebase { source, .. }
+            | Self::Flatten { source, .. }
+            | Self::Unread { source } => source.kind(),
             Self::Store(source) => source.kind(),
             Self::Sys(source) => Kind::from(&io::Error::from(source.io_kind())),
             Self::Io { source, .. } => Kind::from(source),

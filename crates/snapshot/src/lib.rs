@@ -23,6 +23,7 @@ mod apply;
 mod archive;
 mod compression;
 mod copy;
+mod diff;
 mod error;
 mod flatten;
 mod layer;
@@ -41,6 +42,7 @@ mod walk;
 
 pub use apply::{Applied, ApplyOptions, apply_layer};
 pub use compression::Compression;
+pub use diff::{Diff, Exactly, GoOn, write_diff};
 pub use error::{ApplyError, Limited, Refusal, SnapshotError};
 pub use layer::{Form, LayerDir};
 pub use limits::Limits;

@@ -17,8 +17,8 @@ use super::{
     mount::{self, ROOT, UPPER, WORK},
 };
 use crate::{
-    Key, LayerDir, PrepareOptions, SnapshotError, SnapshotRecord, Snapshotter, Usage, copy,
-    flatten::flatten,
+    Diff, Key, LayerDir, PrepareOptions, SnapshotError, SnapshotRecord, Snapshotter, Usage, copy,
+    diff::write_diff, flatten::flatten,
 };
 
 impl Snapshots {
@@ -106,6 +106,28 @@ impl Snapshots {
             let _busy = Busy::take(&inner, &key)?;
             let record = inner.snapshot(&key)?;
             inner.hide(&record).await
+        })
+        .await
+    }
+
+    /// Writes what was changed of its layers as a tar. Nobody may be changing it meanwhile.
+    ///
+    /// Cancel safe: the work goes on when the future is dropped, until `go_on` says no.
+    pub async fn diff(
+        &self,
+        key: &Key,
+        out: fs::File,
+        go_on: impl Fn() -> bool + Send + 'static,
+    ) -> Result<Diff> {
+        let (inner, key) = (Arc::clone(&self.inner), key.clone());
+        self.run(async move {
+            let record = inner.snapshot(&key)?;
+            if inner.snapshotter == Snapshotter::Native {
+                return Err(SnapshotError::NoDiff(inner.snapshotter.name()));
+            }
+            let chain = inner.chain_dirs(record.top.as_ref())?;
+            let upper = inner.layout.snapshot(&key).join(UPPER);
+            inner.blocking(move || write_diff(&upper, &chain, out, &go_on)).await
         })
         .await
     }
