@@ -17,6 +17,8 @@ use crate::{
 
 /// Between two looks at something the kernel is about to do.
 const STEP: Duration = Duration::from_millis(1);
+/// Steps after which what does not freeze is let go for a moment.
+const AGAIN: u32 = 50;
 
 impl Cgroup {
     /// Makes the group in the hierarchies of these controllers (those the host lacks are
@@ -46,13 +48,17 @@ impl Cgroup {
         let v1 = self.with("freezer").filter(|dir| dir.version == Version::V1);
         let freezer = v1.or_else(|| self.unified());
         let dir = freezer.ok_or_else(|| Error::new("freeze: no freezer", Errno::NOENT))?;
-        for _ in 0..steps(limit) {
+        for step in 1..=steps(limit) {
             // Writing again is what makes v1 look again at tasks that were not ready.
             dir.ask_frozen(frozen)?;
             if dir.is_frozen()? == frozen {
                 return Ok(());
             }
             sleep(STEP);
+            // A thread that becomes another program waits for others, and v1 holds these.
+            if frozen && step % AGAIN == 0 {
+                dir.ask_frozen(false)?;
+            }
         }
         if frozen {
             dir.ask_frozen(false)?;

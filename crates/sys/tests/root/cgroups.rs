@@ -1,5 +1,5 @@
 use std::{
-    os::unix::process::ExitStatusExt,
+    os::unix::process::{CommandExt, ExitStatusExt},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
@@ -125,6 +125,35 @@ pub(crate) fn kills_reach_what_is_frozen(dir: &Path) {
     cgroup.kill(SOON).unwrap();
     child.wait().unwrap();
     cgroup.remove(SOON).unwrap();
+}
+
+/// Set for a process that is to be [`restless`].
+pub(crate) const RESTLESS: &str = "SYS_ROOT_RESTLESS";
+
+/// Becomes itself again and again, each time out of several threads.
+pub(crate) fn restless() -> ! {
+    for _ in 0..8 {
+        std::thread::spawn(|| std::thread::sleep(Duration::from_secs(100)));
+    }
+    panic!("{}", Command::new(std::env::current_exe().unwrap()).exec());
+}
+
+/// The one that becomes another waits for the end of the others, which v1 holds when they are
+/// frozen.
+pub(crate) fn threads_that_become_another_program_freeze(dir: &Path) {
+    let layout = Layout::detect().unwrap();
+    let cgroup = Cgroup::create(&layout, &group(dir), &["pids", "freezer"]).unwrap();
+    let mut restless = Command::new(std::env::current_exe().unwrap());
+    let mut child = restless.env(RESTLESS, "1").stdin(Stdio::null()).spawn().unwrap();
+    cgroup.add(child.id()).unwrap();
+    let frozen = (0..300).try_for_each(|_| {
+        cgroup.freeze(true, SOON)?;
+        cgroup.freeze(false, SOON)
+    });
+    cgroup.kill(SOON).unwrap();
+    child.wait().unwrap();
+    cgroup.remove(SOON).unwrap();
+    frozen.unwrap();
 }
 
 pub(crate) fn the_oom_killer_is_counted(dir: &Path) {

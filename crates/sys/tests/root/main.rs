@@ -75,12 +75,16 @@ const TESTS: &[Test] = tests![
         a_group_lives_and_dies,
         v2_groups_freeze_and_die,
         kills_reach_what_is_frozen,
+        threads_that_become_another_program_freeze,
         the_oom_killer_is_counted,
         groups_that_are_gone_say_so,
         busy_groups_are_not_removed,
 ];
 
 fn main() -> ExitCode {
+    if env::var_os(cgroups::RESTLESS).is_some() {
+        cgroups::restless();
+    }
     if let Some(wanted) = env::var_os(CHILD) {
         return child(&wanted.to_string_lossy());
     }
