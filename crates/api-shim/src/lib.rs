@@ -118,6 +118,7 @@ pub mod name {
     pub const CREATE_OPTIONS: &str = "longshore.shim.v1.CreateOptions";
     pub const CREATE_PRIORITIZED: &str = "longshore.shim.v1.CreatePrioritized";
     pub const RUNC_OPTIONS: &str = "containerd.runc.v1.Options";
+    pub const CHECKPOINT_OPTIONS: &str = "containerd.runc.v1.CheckpointOptions";
     pub const POD_CONFIG: &str = "runtime.v1.PodSandboxConfig";
     /// JSON of an OCI `Process` and of OCI `LinuxResources`, as containerd names them.
     pub const OCI_PROCESS: &str = "types.containerd.io/opencontainers/runtime-spec/1/Process";

@@ -40,8 +40,8 @@ pub use foreign::{
 pub use limits::Limits;
 pub use shim::{Shim, ShimInfo};
 pub use spec::{
-    CreateTask, ExecTask, Exit, LogFormat, LogTarget, Priorities, StartPod, Stdio, TaskState,
-    TaskStatus,
+    CheckpointPaths, CreateTask, ExecTask, Exit, LogFormat, LogTarget, Priorities, StartPod, Stdio,
+    TaskState, TaskStatus,
 };
 pub use start::start;
 

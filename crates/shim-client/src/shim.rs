@@ -11,20 +11,22 @@ use std::{
 use api_shim::{
     attach::Hello,
     name,
+    runc::CheckpointOptions,
     start::Files,
     task::v3::{
-        CloseIoRequest, ExecProcessRequest, KillRequest, PauseRequest, PidsRequest, PidsResponse,
-        ResizePtyRequest, ResumeRequest, ShutdownRequest, StartRequest, StartResponse,
-        UpdateTaskRequest,
+        CheckpointTaskRequest, CloseIoRequest, ExecProcessRequest, KillRequest, PauseRequest,
+        PidsRequest, PidsResponse, ResizePtyRequest, ResumeRequest, ShutdownRequest, StartRequest,
+        StartResponse, UpdateTaskRequest,
     },
 };
 use futures_util::future::select_all;
+use prost::Message;
 use prost_types::Any;
 use tokio::io::unix::AsyncFd;
 
 use crate::{
-    AttachIo, CreateTask, ExecFifos, ExecStreams, ExecTask, Exit, Limits, Namespaces, ShimError,
-    TaskState,
+    AttachIo, CheckpointPaths, CreateTask, ExecFifos, ExecStreams, ExecTask, Exit, Limits,
+    Namespaces, ShimError, TaskState,
     foreign::{Pipes, SandboxService, Streams},
     own::Io,
     task::Task,
@@ -187,6 +189,26 @@ impl Shim {
     pub async fn resume(&self, id: &str) -> Result<(), ShimError> {
         let request = ResumeRequest { id: id.to_owned() };
         self.inner.task.call("Resume", self.limits.quick, &request).await
+    }
+
+    /// Writes the memory of a container to files; it runs on. `limit` is for all of it.
+    pub async fn checkpoint(
+        &self,
+        id: &str,
+        paths: CheckpointPaths,
+        limit: Duration,
+    ) -> Result<(), ShimError> {
+        let options = CheckpointOptions {
+            // Else what has a connection or a lock could not be written at all.
+            open_tcp: true,
+            file_locks: true,
+            work_path: text(paths.work)?,
+            ..CheckpointOptions::default()
+        };
+        let options = Some(any(name::CHECKPOINT_OPTIONS, options.encode_to_vec()));
+        let path = text(paths.images)?;
+        let request = CheckpointTaskRequest { id: id.to_owned(), path, options };
+        self.inner.task.call("Checkpoint", limit, &request).await
     }
 
     /// OCI `LinuxResources` as JSON. All or nothing: a value the kernel refuses takes back

@@ -40,6 +40,15 @@ pub struct CreateTask {
     pub priorities: Priorities,
 }
 
+/// Where a checkpoint goes. Both directories exist.
+#[derive(Clone, Debug)]
+pub struct CheckpointPaths {
+    /// What a container can be restored from.
+    pub images: PathBuf,
+    /// What criu says of its work: `dump.log` and `stats-dump`.
+    pub work: PathBuf,
+}
+
 /// Of the first process of a container, and of those added to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Priorities {

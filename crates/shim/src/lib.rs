@@ -17,6 +17,7 @@
 //! the control thread needs. What a failed start has made is gone when it says so.
 
 mod cgroup;
+mod checkpoint;
 mod clock;
 mod console;
 mod error;

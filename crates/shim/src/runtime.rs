@@ -8,20 +8,24 @@ use std::{
     ffi::OsString,
     fs,
     io::{Read, Seek, SeekFrom},
-    os::fd::OwnedFd,
+    os::{fd::OwnedFd, unix::process::CommandExt},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use api_shim::start::OciRuntime;
-use rustix::{fs::Mode, process::umask};
+use rustix::{
+    fs::Mode,
+    process::{Pid, Signal, kill_process_group, test_kill_process_group, umask},
+};
 use serde::Deserialize;
 use sys::pidfd::Pidfd;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::{
     error::{Error, Result},
@@ -72,6 +76,16 @@ pub(crate) struct Call<'a> {
     pub(crate) priorities: Priorities,
     /// When the caller stops waiting. The runtime is killed then.
     pub(crate) deadline: Option<Instant>,
+    /// Does the work, where the runtime does not do it by itself.
+    pub(crate) helper: Option<Helper>,
+}
+
+/// A program that the runtime starts, and that does not end with it.
+pub(crate) struct Helper {
+    /// Names its configuration.
+    pub(crate) env: (&'static str, PathBuf),
+    /// How long it may take to leave its work in good order after the runtime was killed.
+    pub(crate) grace: Duration,
 }
 
 impl<'a> Call<'a> {
@@ -83,7 +97,7 @@ impl<'a> Call<'a> {
         deadline: Option<Instant>,
     ) -> Self {
         let (streams, priorities) = (Streams::default(), Priorities::default());
-        Self { step, bundle, args, streams, priorities, deadline }
+        Self { step, bundle, args, streams, priorities, deadline, helper: None }
     }
 }
 
@@ -110,7 +124,7 @@ impl Runtime {
     }
 
     async fn spawn(&self, call: Call<'_>, log: &Path) -> Result<Ended> {
-        let Call { step, bundle, args, streams, priorities, deadline } = call;
+        let Call { step, bundle, args, streams, priorities, deadline, helper } = call;
         let doing = || format!("run {}", self.config.binary.display());
         let mut command = Command::new(&self.config.binary);
         command.arg("--root").arg(&self.config.root).arg("--log").arg(log);
@@ -121,6 +135,9 @@ impl Runtime {
         command.args(&self.config.args).arg(step).args(args).current_dir(bundle);
         command.stdin(streams.stdin).stdout(streams.stdout).stderr(streams.stderr);
         priorities.start_with(&mut command);
+        if let Some(Helper { env: (name, value), .. }) = &helper {
+            command.process_group(0).env(name, value);
+        }
         let child = with_usual_umask(|| command.spawn()).map_err(Error::io(doing()))?;
         // The command holds our copies of the streams.
         drop(command);
@@ -137,6 +154,9 @@ impl Runtime {
             let _ = process.signal(9);
         }
         let _ = ended.await;
+        if let Some(Helper { grace, .. }) = helper {
+            end_group(child.id(), grace).await;
+        }
         Err(Error::Timeout { doing: step })
     }
 
@@ -190,6 +210,24 @@ fn with_usual_umask<T>(work: impl FnOnce() -> T) -> T {
     let done = work();
     umask(ours);
     done
+}
+
+/// Returns when none of the group is left, or cannot be ended. Its number is not given to others
+/// as long as there is one.
+async fn end_group(leader: u32, grace: Duration) {
+    const LOOK: Duration = Duration::from_millis(50);
+    /// For the kernel to do what it was told.
+    const KILLED: Duration = Duration::from_secs(5);
+    let Some(group) = i32::try_from(leader).ok().and_then(Pid::from_raw) else { return };
+    let gone = async || {
+        while test_kill_process_group(group).is_ok() {
+            sleep(LOOK).await;
+        }
+    };
+    if timeout(grace, gone()).await.is_err() {
+        let _ = kill_process_group(group, Signal::KILL);
+        let _ = timeout(KILLED, gone()).await;
+    }
 }
 
 /// What a runtime names must be ours to wait for.

@@ -30,6 +30,7 @@ use tokio::time::Instant;
 use ttrpc::{ServerContext, Service, Status};
 
 use crate::{
+    checkpoint::Checkpoint,
     error::{Error, Result},
     exec::Exec,
     priority::Priorities,
@@ -84,8 +85,9 @@ pub(crate) fn task(name: &str, shim: &Arc<Shim>) -> Service {
         .unary("Shutdown", steady(shim, shutdown))
         .unary(
             "Checkpoint",
-            quick(shim, |_, _: CheckpointTaskRequest| {
-                Err::<(), _>(Error::Unimplemented("Checkpoint"))
+            steady(shim, async |shim, request: CheckpointTaskRequest, deadline| {
+                let wanted = Checkpoint::from_wire(&request)?;
+                shim.tasks.checkpoint(&request.id, &wanted, deadline).await
             }),
         )
         .unary("Stats", quick(shim, |shim, request| stats(&shim, &request)))

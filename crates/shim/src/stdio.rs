@@ -40,7 +40,7 @@ impl Pipes {
     /// They belong to `owner`: what a container's user has as its stdio it may also open by
     /// name (`/dev/stdout`), which needs more than having it.
     pub(crate) fn make(bundle: &Path, with_stdin: bool, owner: Option<(Uid, Gid)>) -> Result<Self> {
-        let [stdin, stdout, stderr] = NAMES.map(|name| bundle.join(name));
+        let [stdin, stdout, stderr] = Self::names(bundle);
         let input = with_stdin.then(|| Self::input(&stdin)).transpose()?;
         let (our_in, their_in) = input.unzip();
         let (our_out, their_out) = output(&stdout)?;
@@ -59,10 +59,15 @@ impl Pipes {
         Ok((ours, theirs))
     }
 
+    /// Where they are, if they are.
+    pub(crate) fn names(bundle: &Path) -> [PathBuf; 3] {
+        NAMES.map(|name| bundle.join(name))
+    }
+
     pub(crate) fn remove(bundle: &Path) {
-        for name in NAMES {
+        for path in Self::names(bundle) {
             // The bundle goes with the container anyway.
-            let _ = fs::remove_file(bundle.join(name));
+            let _ = fs::remove_file(path);
         }
     }
 }
