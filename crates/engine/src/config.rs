@@ -36,6 +36,8 @@ pub struct EngineConfig {
     pub block_io_classes: PathBuf,
     /// The SELinux contexts of containers; `None` where it is off or its policy has none.
     pub selinux: Option<SelinuxContexts>,
+    /// Where criu is looked for, as OCI runtimes do.
+    pub program_dirs: Vec<PathBuf>,
     /// Loads profiles, where it is installed.
     pub apparmor_parser: Option<PathBuf>,
     pub cgroup_driver: CgroupDriver,
@@ -130,6 +132,8 @@ pub struct Limits {
     /// For a pod that ends to be off its networks; then it goes without, and that is tried
     /// again in the background.
     pub detach: Duration,
+    /// A checkpoint, where the client gives no limit.
+    pub checkpoint: Duration,
 }
 
 impl Default for Limits {
@@ -141,6 +145,7 @@ impl Default for Limits {
             drain: Duration::from_secs(5),
             recover: Duration::from_secs(10),
             detach: Duration::from_secs(30),
+            checkpoint: Duration::from_secs(120),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Making, starting, updating and removing containers: the work, without the decisions.
 
+pub(crate) mod checkpoint;
 pub(crate) mod classes;
 mod facts;
 mod images;

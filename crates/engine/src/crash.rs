@@ -45,7 +45,8 @@ impl Moment {
 pub fn points() -> Vec<String> {
     let mut points = of_plan::<crate::pod::MakePod>();
     points.extend(of_plan::<crate::container::MakeContainer>());
-    let stages: [(&str, &[&str]); 4] = [
+    let stages: [(&str, &[&str]); 5] = [
+        (crate::container::checkpoint::OPERATION, &crate::container::checkpoint::STAGES),
         (crate::container::start::OPERATION, &crate::container::start::STAGES),
         (crate::container::remove::OPERATION, &crate::container::remove::STAGES),
         (crate::pod::stop::OPERATION, &crate::pod::stop::STAGES),

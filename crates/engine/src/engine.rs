@@ -14,6 +14,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     attach::{Attaching, Waiter},
     config::EngineConfig,
+    container,
     error::{EngineError, Result},
     events::{self, Events, Subscription},
     exec::{self, ExecSession, ExecStdio},
@@ -29,7 +30,7 @@ use crate::{
     plugins::Plugins,
     record::{ContainerRecord, PodRecord},
     recover,
-    request::{NewContainer, PodRequest},
+    request::{CheckpointRequest, NewContainer, PodRequest},
     shared::{Live, Shared},
     stages::{Stage, Stages},
     stats::{ContainerStats, Groups, PodDetails, PodStats},
@@ -490,6 +491,17 @@ impl Engine {
         let container = self.shared.find_container(id)?;
         let (id, resources) = (container.id, Box::new(resources));
         self.ask(container.pod, |reply| Ask::Update { id, resources, reply }).await
+    }
+
+    /// Writes an archive of what it has in memory and of what it changed of its image; it runs
+    /// on. Refused where criu is missing or does not work, before anything is begun.
+    /// Cancel safe.
+    pub async fn checkpoint_container(&self, id: &str, request: CheckpointRequest) -> Result<()> {
+        let container = self.shared.find_container(id)?;
+        let dirs = self.shared.config.program_dirs.clone();
+        container::checkpoint::check(&container, &request, dirs).await?;
+        let (id, request) = (container.id, Box::new(request));
+        self.ask(container.pod, |reply| Ask::Checkpoint { id, request, reply }).await
     }
 
     // === what is used ===

@@ -7,6 +7,7 @@ use content::ContentError;
 use net::NetError;
 use nri::NriError;
 use oci::OciError;
+use probe::NoCriu;
 use shim_client::ShimError;
 use snapshot::SnapshotError;
 use store::StoreError;
@@ -82,6 +83,10 @@ pub enum EngineError {
     #[error("{doing}: {why}")]
     Failed { doing: String, why: String, kind: Kind },
 
+    /// Said with the way out.
+    #[error("checkpoint container {id}")]
+    NoCriu { id: Id, source: NoCriu },
+
     #[error("the engine is closing")]
     Closing,
 }
@@ -94,7 +99,7 @@ impl EngineError {
             Self::NotFound { .. } | Self::Ambiguous { .. } => Kind::NotFound,
             Self::Invalid { .. } | Self::NoHandler(_) => Kind::Invalid,
             Self::NameTaken { .. } => Kind::AlreadyExists,
-            Self::State { .. } | Self::Illegal(_) => Kind::FailedPrecondition,
+            Self::State { .. } | Self::Illegal(_) | Self::NoCriu { .. } => Kind::FailedPrecondition,
             Self::NotReady { .. } => Kind::Unavailable,
             Self::Unimplemented(_) => Kind::Unimplemented,
             Self::Timeout { .. } => Kind::Deadline,

@@ -8,6 +8,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
+    fs::File,
     io::{Read, Write},
     path::{Path, PathBuf},
 };
@@ -30,7 +31,7 @@ use tokio::sync::{RwLock, watch};
 use crate::{
     error::{EngineError, Result},
     record::PinnedImage,
-    storage::{Boxed, LayerUsage, NewRootfs, NewView, Storage},
+    storage::{Boxed, Diff, GoOn, LayerUsage, NewRootfs, NewView, Storage},
 };
 
 /// The snapshotter of handlers that name none.
@@ -289,6 +290,15 @@ impl Storage for Images {
 
     fn hide(&self, container: Id, number: usize) -> Boxed<'_, Result<()>> {
         Box::pin(async move { self.remove_snapshot(&view_key(container, number)?).await })
+    }
+
+    fn diff(&self, container: Id, out: File, go_on: GoOn) -> Boxed<'_, Result<Diff>> {
+        Box::pin(async move {
+            let key = Key::from(container);
+            let mut shelves = self.snapshots.values();
+            let shelf = shelves.find(|shelf| shelf.get(&key).is_some());
+            Ok(shelf.ok_or(SnapshotError::NoSnapshot(key.clone()))?.diff(&key, out, go_on).await?)
+        })
     }
 
     fn usage(&self, container: Id) -> Option<LayerUsage> {

@@ -12,6 +12,7 @@
 //! STATE/oci/HANDLER/       the OCI runtime's own state
 //! STATE/events.sock        hears the shims that are not ours
 //! ROOT/volumes/CONTAINER/N what its image calls a volume: on disk, it may grow
+//! ROOT/checkpoints/CONTAINER/  of a checkpoint in the making; see container/checkpoint.rs
 //! NETNS/longshore-POD      the pinned network namespace, where CNI programs look for it
 //! ```
 
@@ -101,6 +102,10 @@ impl Layout {
 
     pub(crate) fn volumes(&self, container: &Id) -> PathBuf {
         self.root.join("volumes").join(container)
+    }
+
+    pub(crate) fn checkpoint(&self, container: &Id) -> PathBuf {
+        self.root.join("checkpoints").join(container)
     }
 
     pub(crate) fn runtime_root(&self, handler: &str) -> PathBuf {

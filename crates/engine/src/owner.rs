@@ -8,7 +8,7 @@
 //!
 //! The owner awaits its mailbox and the journal. Everything slower runs in a child that
 //! reports back as [`News`], so that it takes a stop while a start hangs. Per container one
-//! piece of exclusive work (start, update, remove) runs at a time; what comes meanwhile
+//! piece of exclusive work (start, update, checkpoint, remove) runs at a time; what comes meanwhile
 //! waits in that container's queue, and nowhere else.
 
 mod asks;
@@ -41,7 +41,7 @@ use crate::{
     phase::{ContainerEvent, PodEvent},
     pod::update::PodLimits,
     record::{ContainerRecord, PinnedImage, PodRecord},
-    request::NewContainer,
+    request::{CheckpointRequest, NewContainer},
     shared::Shared,
     steps::Failure,
 };
@@ -108,6 +108,15 @@ pub(crate) enum Ask {
         id: Id,
         reason: String,
         reply: Reply<Option<watch::Receiver<Life>>>,
+    },
+    Checkpoint {
+        id: Id,
+        request: Box<CheckpointRequest>,
+        reply: Reply<()>,
+    },
+    /// Undoes a checkpoint that an earlier daemon had begun.
+    Settle {
+        id: Id,
     },
     Remove {
         id: Id,
@@ -184,6 +193,10 @@ pub(crate) enum News {
         id: Id,
         amended: Result<Box<Changed>>,
         reply: Reply<()>,
+    },
+    Checkpointed {
+        id: Id,
+        done: Result<()>,
     },
     /// Plugins know that it has ended.
     StopTold {

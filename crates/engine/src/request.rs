@@ -1,6 +1,6 @@
 //! What clients ask for, in the engine's words; stored as it came.
 
-use std::{collections::BTreeMap, fmt, path::PathBuf};
+use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
 
 use base::Labels;
 use oci::{ContainerRequest, Profile, Resources, SelinuxRequest, UserNamespace};
@@ -126,4 +126,13 @@ impl NewContainer {
         let PodName { name, namespace, uid, .. } = pod;
         format!("{}_{name}_{namespace}_{uid}_{}", self.container.name, self.attempt)
     }
+}
+
+/// An archive to be made of a running container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckpointRequest {
+    /// The file to be written; what is there is replaced.
+    pub location: PathBuf,
+    /// `None`: the engine's own limit.
+    pub limit: Option<Duration>,
 }

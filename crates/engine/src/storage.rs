@@ -1,12 +1,17 @@
 //! Where root file systems come from: the edge between the engine and images.
 
-use std::{fmt, path::PathBuf, pin::Pin};
+use std::{fmt, fs::File, path::PathBuf, pin::Pin};
 
 use base::{Digest, Id};
 use jiff::Timestamp;
 use oci::IdMappings;
 
 use crate::{error::Result, record::PinnedImage};
+
+pub use snapshot::Diff;
+
+/// Whether work that may take long shall go on.
+pub type GoOn = Box<dyn Fn() -> bool + Send>;
 
 /// A future behind a trait object.
 pub type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -69,6 +74,10 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
 
     /// Unmounts and forgets a view; of what is not there, nothing.
     fn hide(&self, container: Id, number: usize) -> Boxed<'_, Result<()>>;
+
+    /// Writes what a container changed of its image as a tar. It is frozen, and the work ends
+    /// when `go_on` says no.
+    fn diff(&self, container: Id, out: File, go_on: GoOn) -> Boxed<'_, Result<Diff>>;
 
     /// From memory.
     fn usage(&self, container: Id) -> Option<LayerUsage>;

@@ -24,6 +24,7 @@ async fn live(host: &Host, engine: &Engine) {
     engine.start_container(first.as_str()).await.unwrap();
     let second = engine.create_container(pod.as_str(), sh("second", "sleep 1000")).await.unwrap();
     engine.start_container(second.as_str()).await.unwrap();
+    engine.checkpoint_container(first.as_str(), host.checkpoint()).await.unwrap();
     engine.stop_container(first.as_str(), Duration::ZERO).await.unwrap();
     engine.remove_container(first.as_str()).await.unwrap();
     engine.stop_pod(pod.as_str()).await.unwrap();
@@ -72,6 +73,10 @@ async fn retry(host: &Host, engine: &Engine) {
         let record = engine.container(container.as_str()).unwrap();
         if record.state() == ContainerState::Created {
             engine.start_container(container.as_str()).await.unwrap();
+        }
+        // Of one that stayed frozen there would be none.
+        if engine.container(container.as_str()).unwrap().state() == ContainerState::Running {
+            engine.checkpoint_container(container.as_str(), host.checkpoint()).await.unwrap();
         }
         engine.stop_container(container.as_str(), Duration::ZERO).await.unwrap();
         engine.remove_container(container.as_str()).await.unwrap();

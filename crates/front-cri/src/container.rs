@@ -8,7 +8,7 @@ use bytes::Bytes;
 use engine::{
     phase::ContainerPhase,
     record::ContainerRecord,
-    request::{ImageChoice, NewContainer},
+    request::{CheckpointRequest, ImageChoice, NewContainer},
     view::{ContainerState, ExecOutput},
 };
 use oci::{ContainerRequest, DeviceRequest, ExecRequest};
@@ -235,6 +235,17 @@ pub(crate) fn grace(seconds: i64) -> Duration {
 }
 
 /// The command and, unless it may run for ever, its time limit.
+/// The id of a container, and what is wanted of it.
+pub(crate) fn checkpoint(
+    request: v1::CheckpointContainerRequest,
+) -> Result<(String, CheckpointRequest)> {
+    let v1::CheckpointContainerRequest { container_id, location, timeout } = request;
+    let id = not_empty("container_id", container_id)?;
+    let location = not_empty("location", location)?.into();
+    let limit = set(number("timeout", timeout)?).map(Duration::from_secs);
+    Ok((id, CheckpointRequest { location, limit }))
+}
+
 pub(crate) fn exec(cmd: Vec<String>, timeout: i64) -> Result<(ExecRequest, Option<Duration>)> {
     if cmd.is_empty() {
         return Err(Invalid::new("cmd", "must not be empty"));

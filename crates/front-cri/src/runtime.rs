@@ -310,6 +310,15 @@ impl RuntimeService for Runtime {
         Ok(Response::new(v1::ReopenContainerLogResponse {}))
     }
 
+    async fn checkpoint_container(
+        &self,
+        request: Request<v1::CheckpointContainerRequest>,
+    ) -> Answer<v1::CheckpointContainerResponse> {
+        let (id, asked) = container::checkpoint(request.into_inner())?;
+        self.engine()?.checkpoint_container(&id, asked).await.map_err(status)?;
+        Ok(Response::new(v1::CheckpointContainerResponse {}))
+    }
+
     async fn exec_sync(
         &self,
         request: Request<v1::ExecSyncRequest>,
@@ -461,7 +470,6 @@ impl RuntimeService for Runtime {
 
     unimplemented_rpcs! {
         unary {
-            checkpoint_container(CheckpointContainerRequest) -> CheckpointContainerResponse = "CheckpointContainer";
             checkpoint_pod(CheckpointPodRequest) -> CheckpointPodResponse = "CheckpointPod";
             restore_pod(RestorePodRequest) -> RestorePodResponse = "RestorePod";
         }

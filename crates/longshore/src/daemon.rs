@@ -235,6 +235,7 @@ fn engine_config(
         cdi_dirs: settings.containers.cdi_dirs.clone(),
         block_io_classes: settings.containers.blockio_classes.clone(),
         selinux: engine::host::selinux_contexts(),
+        program_dirs: program_dirs(),
         apparmor_parser: engine::find_apparmor_parser(),
         cgroup_driver,
         limits: Limits::default(),
@@ -243,6 +244,14 @@ fn engine_config(
         metrics: counters.engine,
         plugins: engine::PluginsConfig { metrics: counters.nri, ..settings.nri.engine() },
     })
+}
+
+/// Where the programs are that OCI runtimes start: on the path that our shims get from us.
+fn program_dirs() -> Vec<PathBuf> {
+    match std::env::var_os("PATH") {
+        Some(path) => std::env::split_paths(&path).collect(),
+        None => probe::HostPaths::real(std::ffi::OsStr::new("")).path_dirs,
+    }
 }
 
 /// Beside this program, where the package puts it.

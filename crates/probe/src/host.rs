@@ -91,8 +91,13 @@ impl HostPaths {
     }
 
     pub(crate) fn program(&self, name: &str) -> Option<PathBuf> {
-        self.path_dirs.iter().map(|dir| dir.join(name)).find(|path| is_program(path))
+        find_program(&self.path_dirs, name)
     }
+}
+
+/// In the first of the directories that has it.
+pub(crate) fn find_program(dirs: &[PathBuf], name: &str) -> Option<PathBuf> {
+    dirs.iter().map(|dir| dir.join(name)).find(|path| is_program(path))
 }
 
 impl Settings {

@@ -32,6 +32,7 @@ mod testing;
 pub use host::{Driver, HostPaths, Settings};
 pub use report::{Paint, Report, Row, Verdict};
 pub use runtime::{Broken, Runtime, candidates, choose_runtime, runtimes, try_runtimes};
+pub use service::{NoCriu, criu};
 
 /// Looks at the whole host. Blocks, usually for a tenth of a second and at most for a few times
 /// [`Settings::limit`]; an async caller runs it on a blocking thread, and lets it

@@ -6,6 +6,7 @@
 mod cgroup;
 pub mod cni;
 mod cri;
+mod criu;
 mod daemon;
 mod example;
 mod go;
@@ -21,6 +22,7 @@ mod skip;
 
 pub use cgroup::Cgroups;
 pub use cri::{Cri, Pod};
+pub use criu::FakeCriu;
 pub use daemon::{DaemonProcess, Exit};
 pub use example::sdk_example;
 pub use go::GoTool;

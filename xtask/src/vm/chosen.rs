@@ -24,7 +24,7 @@ const EVERYWHERE: [&str; 1] = ["crictl"];
 /// the walk, and an emulated machine takes its time.
 const PAIRED: [&str; 4] = ["pods", "spec", "stats", "engine/crash"];
 /// These look at the kernel, or at what neither driver nor runtime changes.
-const ONCE: [&str; 3] = ["sys/root", "shim/pod", "network"];
+const ONCE: [&str; 4] = ["sys/root", "shim/pod", "network", "checkpoint"];
 /// On the machine with SELinux, which differs from the other by that alone.
 const LABELS: (&str, &str) = ("spec", "confined");
 /// What critest skips on machines without AppArmor.

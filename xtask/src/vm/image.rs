@@ -29,6 +29,7 @@ const PACKAGES: &[&str] = &[
     "selinux-policy-default",
     "runc",
     "crun",
+    "criu",
     "containernetworking-plugins",
     "iptables",
     "iproute2",

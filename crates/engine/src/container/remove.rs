@@ -24,8 +24,12 @@ pub(crate) async fn release(shared: &Shared, container: &ContainerRecord) -> Res
     }
     super::make::give_back_volumes(shared, container).await?;
     shared.storage.release(id, shared.layout.rootfs(&pod, &id)).await?;
-    let bundle = shared.layout.bundle(&pod, &id);
-    blocking(move || remove_dir(&bundle)).await
+    let (bundle, checkpoint) = (shared.layout.bundle(&pod, &id), shared.layout.checkpoint(&id));
+    blocking(move || {
+        super::checkpoint::discard(&checkpoint)?;
+        remove_dir(&bundle)
+    })
+    .await
 }
 
 /// The log file stays: it is the client's. Idempotent.

@@ -6,6 +6,7 @@ use base::Id;
 use jiff::Timestamp;
 use oci::Resources;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::{
     Ask, Begin, LAST_STARTS, Life, News, Owner, Reply, StopWith,
@@ -19,7 +20,7 @@ use crate::{
     phase::{ContainerEvent, ContainerPhase, PodEvent, PodPhase},
     pod::{self, MakePod, update::PodLimits},
     record::{ContainerRecord, Made, PinnedImage, PodRecord},
-    request::NewContainer,
+    request::{CheckpointRequest, NewContainer},
     steps,
 };
 
@@ -56,9 +57,11 @@ impl Owner {
                     send(reply, self.signal(id, with));
                 }
             }
-            ask @ (Ask::Start { .. } | Ask::Update { .. } | Ask::Remove { .. }) => {
-                self.exclusive(ask).await;
-            }
+            ask @ (Ask::Start { .. }
+            | Ask::Update { .. }
+            | Ask::Checkpoint { .. }
+            | Ask::Settle { .. }
+            | Ask::Remove { .. }) => self.exclusive(ask).await,
             Ask::Amend { id, resources, reply } => self.amend(id, *resources, reply),
             Ask::Evict { id, reason, reply } => self.evict(id, reason, reply).await,
             Ask::Attach { id, waiter, reply } => send(reply, self.attach(id, waiter)),
@@ -170,7 +173,11 @@ impl Owner {
 
     pub(super) async fn exclusive(&mut self, ask: Ask) {
         let id = match &ask {
-            Ask::Start { id, .. } | Ask::Update { id, .. } | Ask::Remove { id, .. } => *id,
+            Ask::Start { id, .. }
+            | Ask::Update { id, .. }
+            | Ask::Checkpoint { id, .. }
+            | Ask::Settle { id }
+            | Ask::Remove { id, .. } => *id,
             _ => return,
         };
         match self.slots.get_mut(&id) {
@@ -178,6 +185,8 @@ impl Owner {
             Some(_) => match ask {
                 Ask::Start { reply, .. } => self.start(id, reply).await,
                 Ask::Update { resources, reply, .. } => self.update(id, *resources, reply),
+                Ask::Checkpoint { request, reply, .. } => self.checkpoint(id, *request, reply),
+                Ask::Settle { .. } => self.settle(id),
                 Ask::Remove { reply, .. } => self.remove(id, reply).await,
                 _ => {}
             },
@@ -241,6 +250,59 @@ impl Owner {
             }
             Err(error) => send(reply, Err(error)),
         }
+    }
+
+    fn checkpoint(&mut self, id: Id, request: CheckpointRequest, reply: Reply<()>) {
+        match self.checkpointable(id) {
+            Ok(container) => {
+                let broken_off = self.begin_checkpoint(id, Some(reply));
+                let shared = Arc::clone(&self.shared);
+                let work =
+                    container::checkpoint::checkpoint(shared, container, request, broken_off);
+                let news = move |done| News::Checkpointed { id, done };
+                self.child("checkpoint-container", work, news);
+            }
+            Err(error) => send(reply, Err(error)),
+        }
+    }
+
+    fn checkpointable(&self, id: Id) -> Result<Arc<ContainerRecord>> {
+        if !self.pod.phase.is_ready() || self.is_ending() {
+            return Err(self.state_error("checkpoint a container"));
+        }
+        let container = self.container(id)?;
+        container::checkpoint::check_phase(&container)?;
+        Ok(container)
+    }
+
+    fn begin_checkpoint(&mut self, id: Id, reply: Option<Reply<()>>) -> CancellationToken {
+        let broken_off = CancellationToken::new();
+        self.begin_work(id, reply);
+        if let Some(slot) = self.slots.get_mut(&id) {
+            slot.checkpoint = Some(broken_off.clone());
+        }
+        broken_off
+    }
+
+    /// What checkpoints left that an earlier daemon had begun.
+    pub(super) fn settle_checkpoints(&mut self) {
+        for container in self.shared.containers_of(self.pod.id) {
+            let id = container.id;
+            if !self.shared.layout.checkpoint(&id).exists() {
+                continue;
+            }
+            match self.slots.get_mut(&id) {
+                Some(slot) if slot.busy => slot.queue.push_back(Ask::Settle { id }),
+                _ => self.settle(id),
+            }
+        }
+    }
+
+    fn settle(&mut self, id: Id) {
+        let Ok(container) = self.container(id) else { return };
+        self.begin_checkpoint(id, None);
+        let work = container::checkpoint::settle(Arc::clone(&self.shared), container);
+        self.child("settle-checkpoint", work, move |done| News::Checkpointed { id, done });
     }
 
     async fn remove(&mut self, id: Id, reply: Reply<()>) {
@@ -426,8 +488,25 @@ impl Owner {
         self.child("remove-pod", work, |removed| News::PodRemoved { removed });
     }
 
+    /// Kills what is being checkpointed: the pod would kill it next, and criu cannot be hurried
+    /// in another way that leaves nothing running.
+    fn break_off_checkpoints(&mut self) {
+        let running =
+            self.slots.iter().filter_map(|(id, slot)| Some((*id, slot.checkpoint.clone()?)));
+        for (id, broken_off) in running.collect::<Vec<_>>() {
+            if broken_off.is_cancelled() {
+                continue;
+            }
+            broken_off.cancel();
+            if let Err(error) = self.signal(id, StopWith::Kill) {
+                tracing::warn!(container = %id, error = %base::Chain(&error), "kill");
+            }
+        }
+    }
+
     /// A start may hang for as long as its OCI runtime does; the end of a pod may not.
     fn await_starts(&mut self) {
+        self.break_off_checkpoints();
         let starts = self.slots.keys().any(|id| self.starting(*id));
         if starts && !self.ending.patient {
             self.ending.patient = true;
@@ -471,9 +550,10 @@ fn no_container(id: Id) -> EngineError {
 pub(super) fn refuse(ask: Ask, error: EngineError) {
     match ask {
         Ask::Evict { reply, .. } => send(reply, Err(error)),
-        Ask::Start { reply, .. } | Ask::Update { reply, .. } | Ask::Remove { reply, .. } => {
-            send(reply, Err(error));
-        }
+        Ask::Start { reply, .. }
+        | Ask::Update { reply, .. }
+        | Ask::Checkpoint { reply, .. }
+        | Ask::Remove { reply, .. } => send(reply, Err(error)),
         Ask::Signal { reply, .. } => send(reply, Err(error)),
         _ => {}
     }

@@ -34,6 +34,7 @@ impl Owner {
             News::Amended { id, amended, reply } => {
                 super::slot::send(reply, self.save_limits(id, amended).await);
             }
+            News::Checkpointed { id, done } => self.checkpointed(id, done).await,
             News::StopTold { id, told } => self.stop_told(id, told).await,
             News::Removed { id, removed } => self.removed(id, removed).await,
             News::ShimDied => self.shim_died().await,
@@ -227,6 +228,14 @@ impl Owner {
         let result = self.save_limits(id, updated).await;
         if let Some(slot) = self.slots.get_mut(&id) {
             slot.answer(result);
+        }
+        self.work_done(id).await;
+    }
+
+    async fn checkpointed(&mut self, id: Id, done: Result<()>) {
+        if let Some(slot) = self.slots.get_mut(&id) {
+            slot.checkpoint = None;
+            slot.answer(done);
         }
         self.work_done(id).await;
     }
@@ -433,7 +442,7 @@ impl Owner {
         match shim {
             Some(shim) => self.watch(&shim),
             None if self.pod.phase.is_ready() => self.reconnect(),
-            None => {}
+            None => self.settle_checkpoints(),
         }
         if !self.pod.delivered {
             self.expiry = self.expiry(None);
@@ -447,9 +456,10 @@ impl Owner {
 }
 
 impl Owner {
-    fn watch(&self, shim: &Arc<Shim>) {
+    fn watch(&mut self, shim: &Arc<Shim>) {
         self.shared.live.set_shim(self.pod.id, Arc::clone(shim));
         self.watch_shim(shim);
+        self.settle_checkpoints();
         for container in self.shared.containers_of(self.pod.id) {
             match container.phase {
                 ContainerPhase::Running { .. } => self.watch_exit(container.id, None),

@@ -20,6 +20,8 @@ pub(super) struct Slot {
     pub(super) turn: Turn,
     /// Breaks off a start.
     pub(super) evicted: CancellationToken,
+    /// There while the work is a checkpoint, and breaks it off.
+    pub(super) checkpoint: Option<CancellationToken>,
     /// Who waits for the work that is running.
     pub(super) waiting: Option<Reply<()>>,
     /// Who waits for it to be made.
@@ -38,6 +40,7 @@ impl Default for Slot {
             life: watch::Sender::new(Life::Lives),
             turn: Turn::default(),
             evicted: CancellationToken::new(),
+            checkpoint: None,
             waiting: None,
             tell: None,
             expiry: None,

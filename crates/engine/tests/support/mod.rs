@@ -12,7 +12,7 @@ use base::Id;
 use engine::{
     Engine, EngineConfig, EngineError, ForeignShim, Handler, Limits, SandboxKind,
     record::PinnedImage,
-    request::{NewContainer, PodName, PodNamespace, PodRequest},
+    request::{CheckpointRequest, NewContainer, PodName, PodNamespace, PodRequest},
     storage::{Boxed, NewRootfs, NewView, Storage},
 };
 use net::{NetConfig, SourceConfig};
@@ -145,6 +145,7 @@ impl Host {
         }
         let dir = tempfile::Builder::new().prefix("ls-").tempdir().unwrap();
         busybox(&dir.path().join("image"));
+        fs::create_dir(dir.path().join("archives")).unwrap();
         network(dir.path());
         let cgroup = format!("/ls-test-{}", &Id::random().short());
         let keeper = Keeper::default();
@@ -178,13 +179,23 @@ impl Host {
         self.state().join("netns").join(format!("longshore-{pod}"))
     }
 
+    /// The keeper's, but for checkpoints. Made once: one that runs may not change.
+    fn runtime(&self) -> PathBuf {
+        let programs = self.dir().join("bin");
+        let made = programs.join("runc");
+        if made.exists() {
+            return made;
+        }
+        testkit::FakeCriu::over(&programs, &self.keeper.runtime(&self.dir)).runc()
+    }
+
     /// As a daemon opens it at its start.
     pub(crate) async fn open(&self) -> (Engine, Store) {
         fs::create_dir_all(self.state()).unwrap();
         let store = Store::open(self.dir().join("store")).unwrap();
         let handler = Handler {
             name: "runc".into(),
-            binary: self.keeper.runtime(&self.dir),
+            binary: self.runtime(),
             args: Vec::new(),
             shim: self.keeper.shim(),
             snapshotter: None,
@@ -202,6 +213,7 @@ impl Host {
             cdi_dirs: Vec::new(),
             block_io_classes: "/nowhere/classes".into(),
             selinux: None,
+            program_dirs: vec![self.dir().join("bin")],
             apparmor_parser: None,
             cgroup_driver: CgroupDriver::Cgroupfs,
             limits: Limits::default(),
@@ -237,6 +249,11 @@ impl Host {
         }
     }
 
+    #[allow(dead_code, reason = "not every test makes one")]
+    pub(crate) fn checkpoint(&self) -> CheckpointRequest {
+        CheckpointRequest { location: self.dir().join("archives/c.tar"), limit: None }
+    }
+
     /// Addresses that pods hold.
     pub(crate) fn leases(&self) -> Vec<PathBuf> {
         entries(&self.dir().join("leases"))
@@ -265,6 +282,10 @@ impl Host {
         assert!(processes.is_empty(), "processes left: {processes:?}");
         let pods = entries(&state.join("pods"));
         assert!(pods.is_empty(), "directories left: {pods:?}");
+        let mut unfinished = entries(&self.dir().join("lib/checkpoints"));
+        unfinished.extend(entries(&self.dir().join("archives")));
+        unfinished.retain(|path| !path.ends_with("c.tar"));
+        assert!(unfinished.is_empty(), "checkpoints left: {unfinished:?}");
         let groups = self.cgroups();
         assert!(groups.is_empty(), "cgroups left: {groups:?}");
         let leases = self.leases();
@@ -360,6 +381,17 @@ fn busybox(into: &Path) {
 }
 
 impl Storage for Folder {
+    fn diff(
+        &self,
+        container: Id,
+        out: fs::File,
+        go_on: engine::storage::GoOn,
+    ) -> Boxed<'_, engine::Result<engine::storage::Diff>> {
+        let upper = self.dir.join("upper").join(container).join("u");
+        let image = snapshot::LayerDir::new(self.dir.join("image"), snapshot::Form::Overlay);
+        Box::pin(async move { Ok(snapshot::write_diff(&upper, &[image], out, &go_on)?) })
+    }
+
     fn usage(&self, _: Id) -> Option<engine::storage::LayerUsage> {
         None
     }

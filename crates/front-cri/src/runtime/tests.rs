@@ -32,6 +32,15 @@ struct Node {
 struct NoImages;
 
 impl Storage for NoImages {
+    fn diff(
+        &self,
+        _: Id,
+        _: std::fs::File,
+        _: engine::storage::GoOn,
+    ) -> Boxed<'_, engine::Result<engine::storage::Diff>> {
+        Box::pin(async { Err(EngineError::Unimplemented("changes of files")) })
+    }
+
     fn usage(&self, _: Id) -> Option<engine::storage::LayerUsage> {
         None
     }
@@ -91,6 +100,7 @@ impl Node {
             cdi_dirs: Vec::new(),
             block_io_classes: "/nowhere/classes".into(),
             selinux: None,
+            program_dirs: Vec::new(),
             apparmor_parser: None,
             cgroup_driver: CgroupDriver::Systemd,
             limits: Limits::default(),
