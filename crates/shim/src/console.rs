@@ -21,11 +21,13 @@ use crate::{
     serve::short_path,
 };
 
-/// Where the runtime sends the terminal it made. It connects by the name alone, from the
-/// bundle: a full path may be too long for a socket.
+/// Where the runtime sends the terminal it made.
 #[derive(Debug)]
 pub(crate) struct ConsoleSocket {
-    pub(crate) name: String,
+    /// For the runtime. The full path may be too long for a socket, and a name in the bundle is
+    /// none to youki, which connects from elsewhere.
+    pub(crate) address: PathBuf,
+    _dir: Option<File>,
     path: PathBuf,
     listener: UnixListener,
 }
@@ -34,10 +36,17 @@ impl ConsoleSocket {
     pub(crate) fn bind(bundle: &Path, name: String) -> Result<Self> {
         let path = bundle.join(&name);
         let _ = std::fs::remove_file(&path);
-        let (short, _dir) = short_path(&path)?;
+        let (short, dir) = short_path(&path)?;
         let listener = UnixListener::bind(short).map_err(Error::on("bind", &path))?;
         listener.set_nonblocking(true).map_err(Error::on("bind", &path))?;
-        Ok(Self { name, path, listener })
+        let address = match &dir {
+            Some(dir) => {
+                let ours = format!("/proc/{}/fd/{}", std::process::id(), dir.as_raw_fd());
+                Path::new(&ours).join(name)
+            }
+            None => path.clone(),
+        };
+        Ok(Self { address, _dir: dir, path, listener })
     }
 
     /// To be called when the runtime has ended well: what it sent is here by then.
@@ -163,5 +172,21 @@ mod tests {
         let (ended, after) = tokio::join!(showing, read);
         ended.unwrap();
         assert_eq!((text.as_slice(), after), (&b"hello\r\n"[..], 0));
+    }
+
+    #[test]
+    fn the_address_holds_outside_of_the_bundle_however_long_its_path() {
+        let dir = tempfile::tempdir().unwrap();
+        for bundle in ["b".to_owned(), "b".repeat(120)] {
+            let bundle = dir.path().join(bundle);
+            std::fs::create_dir(&bundle).unwrap();
+            let socket = ConsoleSocket::bind(&bundle, "tty.sock".to_owned()).unwrap();
+            assert!(socket.address.is_absolute());
+            // As youki does it, through a link that lies elsewhere.
+            let link = dir.path().join("link");
+            std::os::unix::fs::symlink(&socket.address, &link).unwrap();
+            std::os::unix::net::UnixStream::connect(&link).unwrap();
+            std::fs::remove_file(link).unwrap();
+        }
     }
 }

@@ -145,7 +145,7 @@ impl Tasks {
         let mut args: Vec<OsString> = vec!["--detach".into(), "--process".into()];
         args.extend([spec_file.clone().into(), "--pid-file".into(), pid_file.clone().into()]);
         if let Some(socket) = &console {
-            args.extend(["--console-socket".into(), socket.name.clone().into()]);
+            args.extend(["--console-socket".into(), socket.address.clone().into()]);
         }
         args.push(task.id.clone().into());
         let birth = self.runtime.reaper.birth();

@@ -178,7 +178,7 @@ impl Tasks {
         let mut args: Vec<OsString> = vec!["--bundle".into(), task.bundle.clone().into()];
         args.extend(["--pid-file".into(), pid_file.clone().into()]);
         if let Some(socket) = &console {
-            args.extend(["--console-socket".into(), socket.name.clone().into()]);
+            args.extend(["--console-socket".into(), socket.address.clone().into()]);
         }
         args.push(task.id.clone().into());
         let birth = self.runtime.reaper.birth();
