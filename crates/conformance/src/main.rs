@@ -25,7 +25,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
-use testkit::{DaemonProcess, GoTool, registry::Registry};
+use testkit::{Cri, DaemonProcess, GoTool, registry::Registry};
 
 use crate::{packages::Programs, report::Report, suite::Suite};
 
@@ -122,6 +122,7 @@ async fn run(args: &Args, critest: &Path, programs: &Programs) -> Result<Report>
         websocket: args.websocket,
     };
     let report = suite.run();
+    bury(&daemon).await?;
     let ended = daemon.stop().await?;
     if let Some(path) = &args.daemon_log {
         fs::write(path, &ended.stderr)?;
@@ -131,4 +132,13 @@ async fn run(args: &Args, critest: &Path, programs: &Programs) -> Result<Report>
         bail!("the daemon ended with {:?}: {}", ended.code, ended.stderr);
     }
     report
+}
+
+/// A spec that fails leaves its pods to us.
+async fn bury(daemon: &DaemonProcess) -> Result<()> {
+    let cri = Cri::connect(&daemon.cri_socket()).await?;
+    for pod in cri.pods().await? {
+        cri.remove_pod(&pod.id).await.with_context(|| format!("remove pod {}", pod.id))?;
+    }
+    Ok(())
 }
