@@ -19,8 +19,6 @@ use tokio::time::Instant;
 use tonic::{Code, Status};
 
 const LONGSHORE: &str = env!("CARGO_BIN_EXE_longshore");
-/// Set where all tests shall run with one OCI runtime; those here bring their own.
-const DEFAULT_HANDLER: &str = "LONGSHORE_DEFAULT_HANDLER";
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A node, a container of it that runs, and where archives go.
@@ -44,7 +42,6 @@ impl World {
         let world = Self::start(test, dir, &config, |command| {
             let path = std::env::var("PATH").unwrap();
             command.env("PATH", format!("{}:{path}", fake.dir().display()));
-            command.env_remove(DEFAULT_HANDLER);
         });
         Some((world.await?, fake))
     }
@@ -233,7 +230,7 @@ async fn without_criu_it_is_refused_by_name() {
     let empty = dir.path().join("empty");
     fs::create_dir(&empty).unwrap();
     let no_programs = |command: &mut Command| {
-        command.env("PATH", &empty).env_remove(DEFAULT_HANDLER);
+        command.env("PATH", &empty);
     };
     let Some(world) = World::start(TEST, dir, &config, no_programs).await else { return };
     let refused = world.checkpoint(0).await.unwrap_err();

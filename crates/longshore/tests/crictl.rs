@@ -257,10 +257,6 @@ async fn walk(program: PathBuf, network: Network<'_>, config: &str) {
     fs::write(&file, config).unwrap();
     let with_config = |command: &mut Command| {
         command.arg("--config").arg(file.path());
-        if !config.is_empty() {
-            // Its handler walks, whichever one all tests are run with.
-            command.env_remove("LONGSHORE_DEFAULT_HANDLER");
-        }
     };
     let mut daemon = DaemonProcess::start_with(LONGSHORE, with_config).await.unwrap();
     // As the directory: nobody else has the name.

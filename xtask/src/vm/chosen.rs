@@ -1,5 +1,7 @@
 //! What to run inside: which tests, on which cgroup driver and OCI runtime.
 
+use std::path::PathBuf;
+
 use anyhow::{Context, Result, bail, ensure};
 
 use super::{payload::Programs, script::Run};
@@ -172,6 +174,7 @@ impl Chosen {
         Ok(Run {
             name: format!("{package}/{name} {} {driver} {runtime}", self.lsm.name()),
             env: on(driver, runtime),
+            without: hidden(runtime),
             program: program.clone(),
             args: args.collect(),
         })
@@ -186,16 +189,23 @@ impl Chosen {
         Run {
             name: format!("critest {} {driver} {runtime}", self.lsm.name()),
             env: on(driver, runtime),
+            without: hidden(runtime),
             program: programs.conformance.clone(),
             args,
         }
     }
 }
 
-/// The daemon takes its settings from the environment, through whichever test starts it.
+/// The daemon takes the driver from the environment, through whichever test starts it; its handler
+/// is the first that it finds. Tests without a daemon are told which that would be.
 fn on(driver: &str, runtime: &str) -> Vec<(String, String)> {
     let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
-    vec![pair("LONGSHORE_CGROUP_DRIVER", driver), pair("LONGSHORE_DEFAULT_HANDLER", runtime)]
+    vec![pair("LONGSHORE_CGROUP_DRIVER", driver), pair("LONGSHORE_TEST_RUNTIME", runtime)]
+}
+
+/// What a daemon would take before `runtime`, were it there.
+fn hidden(runtime: &str) -> Option<PathBuf> {
+    (runtime == "runc").then(|| "/usr/bin/crun".into())
 }
 
 fn one_of(flag: &str, value: &str, known: &[&str]) -> Result<String> {
@@ -276,6 +286,7 @@ mod tests {
         let run = chosen.unwrap()[0].runs(&programs(&["pods"])).unwrap().remove(1);
         assert_eq!(run.args, ["--test-threads=3", "oom", "--exact"]);
         assert_eq!(run.env, on("systemd", "crun"));
+        assert_eq!(run.without, None);
         assert_eq!(run.program.to_str(), Some("/t/pods"));
     }
 

@@ -17,6 +17,8 @@ const LIMIT_SECONDS: u32 = 2400;
 pub(crate) struct Run {
     pub(crate) name: String,
     pub(crate) env: Vec<(String, String)>,
+    /// A program that is not there meanwhile.
+    pub(crate) without: Option<PathBuf>,
     pub(crate) program: PathBuf,
     pub(crate) args: Vec<String>,
 }
@@ -65,11 +67,18 @@ pub(crate) fn write(runs: &[Run], programs: &Programs) -> String {
         let args = run.args.iter().map(|arg| format!(" {}", quote(arg)));
         let program = quote(&run.program.display().to_string());
         let (env, args) = (env.collect::<String>(), args.collect::<String>());
+        let without = run.without.as_ref().map(|path| quote(&path.display().to_string()));
+        let (hide, show) = match without {
+            Some(path) => {
+                (format!("mv {path} {path}.hidden\n"), format!("mv {path}.hidden {path}\n"))
+            }
+            None => (String::new(), String::new()),
+        };
         let _ = write!(
             script,
-            ": > $LONGSHORE_SKIP_LOG\necho '{MARK}run' {name}\n\
+            ": > $LONGSHORE_SKIP_LOG\necho '{MARK}run' {name}\n{hide}\
              {env}timeout --kill-after=30 {LIMIT_SECONDS} {program}{args} </dev/null\n\
-             code=$?\nsed 's/^/{MARK}skip /' $LONGSHORE_SKIP_LOG\necho '{MARK}end' $code {name}\n"
+             code=$?\n{show}sed 's/^/{MARK}skip /' $LONGSHORE_SKIP_LOG\necho '{MARK}end' $code {name}\n"
         );
     }
     script + &format!("echo '{MARK}finished'\n")
@@ -107,19 +116,24 @@ mod tests {
         let sh = |name: &str, script: &str| Run {
             name: name.to_owned(),
             env: vec![("WORD".to_owned(), "it's".to_owned())],
+            without: (name == "bad").then(|| dir.join("other")),
             program: "/bin/sh".into(),
             args: vec!["-c".to_owned(), script.to_owned()],
         };
-        let runs =
-            [sh("good", "echo \"$WORD\""), sh("bad", "echo no >> $LONGSHORE_SKIP_LOG; exit 3")];
+        let runs = [
+            sh("good", "echo \"$WORD\""),
+            sh("bad", "echo no >> $LONGSHORE_SKIP_LOG; ls other*; exit 3"),
+        ];
+        std::fs::write(dir.join("other"), "").unwrap();
         let programs = Programs::default();
         let log = dir.join("skipped");
         let script = write(&runs, &programs).replace("/run/skipped", log.to_str().unwrap());
-        let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+        let output = Command::new("sh").args(["-c", &script]).current_dir(&dir).output().unwrap();
+        assert!(dir.join("other").exists(), "it is back");
         std::fs::remove_dir_all(&dir).unwrap();
         assert_eq!(
             String::from_utf8_lossy(&output.stdout),
-            "vm: run good\nit's\nvm: end 0 good\nvm: run bad\nvm: skip no\nvm: end 3 bad\nvm: finished\n"
+            "vm: run good\nit's\nvm: end 0 good\nvm: run bad\nother.hidden\nvm: skip no\nvm: end 3 bad\nvm: finished\n"
         );
     }
 }

@@ -98,8 +98,8 @@ impl Keeper {
                 program
             }
             Self::Youki => RustTool::Youki.build().expect("a runtime that was built before"),
-            // As a daemon would be told.
-            _ => match std::env::var("LONGSHORE_DEFAULT_HANDLER").as_deref() {
+            // What a daemon would find.
+            _ => match std::env::var("LONGSHORE_TEST_RUNTIME").as_deref() {
                 Ok("crun") => "/usr/bin/crun".into(),
                 _ => "/usr/sbin/runc".into(),
             },
