@@ -6,11 +6,11 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::Command,
     time::Duration,
 };
 
-use sys::process::output_within;
+use sys::process::succeed_within;
 
 use crate::health::Health;
 
@@ -76,14 +76,7 @@ fn run(parser: &Path, profile: &str) -> Result<(), String> {
     // Nothing is kept outside our own directories.
     let mut command = Command::new(parser);
     command.args(["--replace", "--skip-cache", "--quiet"]).env_clear();
-    let output = output_within(command, profile.as_bytes(), LIMIT);
-    let Output { status, stderr, .. } =
-        output.map_err(|e| format!("run {}: {e}", parser.display()))?;
-    if status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&stderr);
-    Err(format!("{}: {status}: {}", parser.display(), said.trim()))
+    succeed_within(command, profile.as_bytes(), LIMIT)
 }
 
 /// Where it is on all distributions; services often have no such directory in their path.

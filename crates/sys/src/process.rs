@@ -35,6 +35,21 @@ pub fn output_within(mut command: Command, input: &[u8], limit: Duration) -> io:
     Err(io::Error::new(io::ErrorKind::TimedOut, format!("took longer than {limit:?}")))
 }
 
+/// The same for a program that has to succeed; otherwise what to say of it. Blocking.
+pub fn succeed_within(
+    command: Command,
+    input: &[u8],
+    limit: Duration,
+) -> std::result::Result<(), String> {
+    let program = command.get_program().display().to_string();
+    let Output { status, stderr, .. } =
+        output_within(command, input, limit).map_err(|e| format!("run {program}: {e}"))?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(format!("{program}: {status}: {}", String::from_utf8_lossy(&stderr).trim()))
+}
+
 /// Orphans below us become our children, so that none of their exits is lost.
 pub fn become_subreaper() -> Result<()> {
     rustix::process::set_child_subreaper(Some(getpid())).map_err(to("become a subreaper"))
@@ -236,6 +251,9 @@ mod tests {
         assert_eq!((status.code(), &*stdout, &*stderr), (Some(3), &b"yes\n"[..], &b"no\n"[..]));
         let deaf = output_within(sh("exec <&-; exit 4"), &[b'x'; 60_000], limit).unwrap();
         assert_eq!(deaf.status.code(), Some(4));
+        let said = succeed_within(sh("echo no >&2; exit 3"), &[], limit);
+        assert_eq!(said, Err("sh: exit status: 3: no".to_owned()));
+        assert_eq!(succeed_within(sh("exit 0"), &[], limit), Ok(()));
         let late = output_within(sh("exec sleep 1000"), &[], Duration::from_millis(10));
         assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
     }

@@ -58,7 +58,8 @@ impl<'a> Said<'a> {
 pub(crate) fn write(runs: &[Run], programs: &Programs) -> String {
     let mut script = format!(
         "#!/bin/sh\n# Paths are as outside.\nexport LONGSHORE_TOOLS={}\n\
-         export LONGSHORE_SKIP_LOG=/run/skipped\nexport RUST_BACKTRACE=1\nexport LONGSHORE_TEST_SLOWNESS={SLOWNESS}\n",
+         export LONGSHORE_SKIP_LOG=/run/skipped\nexport RUST_BACKTRACE=1\n\
+         export LONGSHORE_TEST_SLOWNESS={SLOWNESS}\n",
         quote(&programs.tools.display().to_string())
     );
     for run in runs {
