@@ -498,8 +498,7 @@ impl Engine {
     /// Cancel safe.
     pub async fn checkpoint_container(&self, id: &str, request: CheckpointRequest) -> Result<()> {
         let container = self.shared.find_container(id)?;
-        let dirs = self.shared.config.program_dirs.clone();
-        container::checkpoint::check(&container, &request, dirs).await?;
+        container::checkpoint::check(&self.shared, &container, &request).await?;
         let (id, request) = (container.id, Box::new(request));
         self.ask(container.pod, |reply| Ask::Checkpoint { id, request, reply }).await
     }

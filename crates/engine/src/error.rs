@@ -87,6 +87,12 @@ pub enum EngineError {
     #[error("checkpoint container {id}")]
     NoCriu { id: Id, source: NoCriu },
 
+    #[error(
+        "checkpoint container {id}: the OCI runtime of handler {handler:?} was built without criu: \
+         run the pod with a handler that has it, as runc does"
+    )]
+    BuiltWithoutCriu { id: Id, handler: String },
+
     #[error("the engine is closing")]
     Closing,
 }
@@ -99,7 +105,10 @@ impl EngineError {
             Self::NotFound { .. } | Self::Ambiguous { .. } => Kind::NotFound,
             Self::Invalid { .. } | Self::NoHandler(_) => Kind::Invalid,
             Self::NameTaken { .. } => Kind::AlreadyExists,
-            Self::State { .. } | Self::Illegal(_) | Self::NoCriu { .. } => Kind::FailedPrecondition,
+            Self::State { .. }
+            | Self::Illegal(_)
+            | Self::NoCriu { .. }
+            | Self::BuiltWithoutCriu { .. } => Kind::FailedPrecondition,
             Self::NotReady { .. } => Kind::Unavailable,
             Self::Unimplemented(_) => Kind::Unimplemented,
             Self::Timeout { .. } => Kind::Deadline,

@@ -243,6 +243,38 @@ async fn without_criu_it_is_refused_by_name() {
     world.node.finish().await.unwrap();
 }
 
+/// As Debian's crun is: it knows no `features`, and `checkpoint` fails without a word.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runtime_that_was_built_without_criu_is_refused_by_name() {
+    const TEST: &str = "a_runtime_that_was_built_without_criu_is_refused_by_name";
+    let dir = tempfile::tempdir().unwrap();
+    let fake = FakeCriu::new(&dir.path().join("bin"));
+    let crun = dir.path().join("crun");
+    let script = format!(
+        "#!/bin/sh\ncase $1 in\n\
+         --version) printf 'crun version 1.8.1\\n+SYSTEMD +SECCOMP +EBPF +YAJL\\n' ;;\n\
+         features) exit 1 ;;\n*) exec {} \"$@\" ;;\nesac\n",
+        fake.runc().display()
+    );
+    testkit::program(&crun, &script);
+    let config = format!("[handlers.lean]\nbinary = {crun:?}\n");
+    let path = std::env::var("PATH").unwrap();
+    let path = format!("{}:{path}", fake.dir().display());
+    let with_criu = |command: &mut Command| {
+        command.env("PATH", path);
+    };
+    let Some(world) = World::start(TEST, dir, &config, with_criu).await else { return };
+    let refused = world.checkpoint(0).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
+    let want = "handler \"lean\" was built without criu: \
+                run the pod with a handler that has it, as runc does";
+    assert!(refused.message().ends_with(want), "{refused:?}");
+    assert!(!fake.has_begun());
+    world.runs_on().await;
+    world.no_archive();
+    world.node.finish().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_done_is_refused_before_anything_is_begun() {
     const TEST: &str = "what_cannot_be_done_is_refused_before_anything_is_begun";

@@ -18,6 +18,8 @@ pub struct Abilities {
     pub io_priority: bool,
     pub scheduler: bool,
     pub memory_policy: bool,
+    /// It was built with CRIU.
+    pub checkpoints: bool,
     /// Not the runtime: our own shim gives processes what priorities the runtime cannot.
     pub shim_sets_priorities: bool,
 }
@@ -40,6 +42,7 @@ impl Default for Abilities {
             io_priority: true,
             scheduler: true,
             memory_policy: true,
+            checkpoints: true,
             shim_sets_priorities: true,
         }
     }
@@ -47,7 +50,7 @@ impl Default for Abilities {
 
 impl Abilities {
     /// Each by a name for people, and whether it is there.
-    pub fn list(&self) -> [(&'static str, bool); 14] {
+    pub fn list(&self) -> [(&'static str, bool); 15] {
         [
             ("user namespaces", self.user_namespaces),
             ("mounts with mapped ids", self.idmapped_mounts),
@@ -63,6 +66,7 @@ impl Abilities {
             ("memory policy", self.memory_policy),
             ("I/O priority", self.io_priority || self.shim_sets_priorities),
             ("scheduler", self.scheduler || self.shim_sets_priorities),
+            ("checkpoints", self.checkpoints),
         ]
     }
 
@@ -100,12 +104,29 @@ impl Abilities {
             io_priority: version.is_some_and(|version| is_since(version, (1, 1))),
             scheduler: version.is_some_and(|version| is_since(version, (1, 1))),
             memory_policy: lists("/linux/memoryPolicy"),
+            checkpoints: features.and_then(|f| f.pointer(CHECKPOINTS))
+                != Some(&Value::from("false")),
             shim_sets_priorities: true,
         }
     }
 }
 
 impl Abilities {
+    /// Corrected by what `--version` lists, as that of crun does: `+SYSTEMD +SECCOMP +CRIU`. One
+    /// that lists nothing changes nothing.
+    pub fn built_with(self, list: Option<&str>) -> Self {
+        let has = |option: &str| {
+            list.is_none_or(|list| list.split_whitespace().any(|word| word == option))
+        };
+        Self {
+            seccomp: self.seccomp && has("+SECCOMP"),
+            apparmor: self.apparmor && has("+APPARMOR"),
+            selinux: self.selinux && has("+SELINUX"),
+            checkpoints: self.checkpoints && has("+CRIU"),
+            ..self
+        }
+    }
+
     /// What is left of it behind a shim that is not ours: we do not make user namespaces for those,
     /// and they give no priorities.
     pub fn behind_foreign_shim(self) -> Self {
@@ -115,6 +136,9 @@ impl Abilities {
 
 /// Where an answer of runc says that it is one.
 const RUNC_VERSION: &str = "/annotations/org.opencontainers.runc.version";
+
+/// Where runc and crun say whether they know how to checkpoint, in words.
+const CHECKPOINTS: &str = "/annotations/org.opencontainers.runc.checkpoint.enabled";
 
 /// Whether a version of the specification, `1.2.0+dev`, is this one or later. What was made
 /// on the way to a version (`1.1.0-rc.1`) is not yet it.
@@ -179,6 +203,21 @@ mod tests {
         };
         assert!(!seccomp(json!({ "cgroup": {} })));
         assert!(seccomp(json!({ "seccomp": { "enabled": true } })));
+    }
+
+    #[test]
+    fn checkpoints_are_denied_by_an_answer_or_by_a_list() {
+        let told = |enabled: &str| {
+            let annotations = json!({ "org.opencontainers.runc.checkpoint.enabled": enabled });
+            Abilities::of_features(Some(&json!({ "annotations": annotations }))).checkpoints
+        };
+        assert!(told("true") && !told("false"));
+        let debian = Some("+SYSTEMD +SELINUX +APPARMOR +CAP +SECCOMP +EBPF +YAJL");
+        let want = Abilities { checkpoints: false, ..Abilities::default() };
+        assert_eq!(Abilities::default().built_with(debian), want);
+        assert_eq!(Abilities::default().built_with(None), Abilities::default());
+        let bare = Abilities::default().built_with(Some("+CRIU"));
+        assert!(bare.checkpoints && !bare.seccomp && !bare.apparmor && !bare.selinux);
     }
 
     #[test]

@@ -40,6 +40,8 @@ pub struct Runtime {
     pub path: PathBuf,
     /// As it says by `--version`.
     pub version: Option<String>,
+    /// What it was built with, where `--version` lists it: `+SYSTEMD +SECCOMP +CRIU`.
+    pub built_with: Option<String>,
     /// The `ociVersion` to write into its bundles.
     pub spec_version: String,
     /// What it answers to `features`; old ones do not know that command.
@@ -125,6 +127,7 @@ fn probe(
         name: name.to_owned(),
         path: path.to_owned(),
         version: None,
+        built_with: None,
         spec_version: dotted(PLAIN_SPEC),
         features: None,
         works: Err(Broken::Absent(path.to_owned())),
@@ -133,7 +136,10 @@ fn probe(
         return runtime;
     }
     match ask(path, "--version", settings.limit) {
-        Ok(text) => runtime.version = Some(version(&text)),
+        Ok(text) => {
+            runtime.version = Some(version(&text));
+            runtime.built_with = built_with(&text);
+        }
         Err(broken @ (Broken::Hung { .. } | Broken::Spawn { .. })) => {
             runtime.works = Err(broken);
             return runtime;
@@ -166,6 +172,11 @@ fn version(text: &str) -> String {
     line.split_once("version")
         .map_or(line, |(_, after)| after.trim_start_matches([':', ' ']))
         .to_owned()
+}
+
+/// The line of crun that says what it was built with.
+fn built_with(text: &str) -> Option<String> {
+    text.lines().map(str::trim).find(|line| line.starts_with('+')).map(str::to_owned)
 }
 
 fn dotted((major, minor, patch): (u32, u32, u32)) -> String {
@@ -294,6 +305,7 @@ mod tests {
             name: name.into(),
             path: format!("/x/{name}").into(),
             version: Some("1.2".into()),
+            built_with: None,
             spec_version: dotted(PLAIN_SPEC),
             features: None,
             works: if works {
@@ -326,6 +338,9 @@ mod tests {
         assert_eq!(version("runc version 1.1.5+ds1\ncommit: x\n"), "1.1.5+ds1");
         assert_eq!(version("youki version: 0.5.4\n"), "0.5.4");
         assert_eq!(version("strange 3\n"), "strange 3");
+        let crun = "crun version 1.8.1\nspec: 1.0.0\n+SYSTEMD +CAP\n";
+        assert_eq!(built_with(crun).as_deref(), Some("+SYSTEMD +CAP"));
+        assert_eq!(built_with("runc version 1.1.5+ds1\n"), None);
     }
 
     #[test]

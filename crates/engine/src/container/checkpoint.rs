@@ -58,15 +58,25 @@ const LAST_WORD: Duration = Duration::from_secs(1);
 
 /// Everything that can be known before.
 pub(crate) async fn check(
+    shared: &Shared,
     container: &ContainerRecord,
     request: &CheckpointRequest,
-    dirs: Vec<PathBuf>,
 ) -> Result<()> {
     Target::of(&request.location)?;
     check_phase(container)?;
     let id = container.id;
+    // Debian's crun, for one, would fail without a word.
+    let handler = shared.handler(&handler_of(shared, container))?;
+    if !handler.facts.abilities.checkpoints {
+        return Err(EngineError::BuiltWithoutCriu { id, handler: handler.name.clone() });
+    }
+    let dirs = shared.config.program_dirs.clone();
     let found = blocking(move || Ok(probe::criu(&dirs, CHECK))).await?;
     found.map(drop).map_err(|source| EngineError::NoCriu { id, source })
+}
+
+fn handler_of(shared: &Shared, container: &ContainerRecord) -> String {
+    shared.pods.get(&container.pod).map(|pod| pod.handler.clone()).unwrap_or_default()
 }
 
 pub(crate) fn check_phase(container: &ContainerRecord) -> Result<()> {
@@ -240,14 +250,10 @@ impl Job {
             rootfs_image: image.name.clone(),
             rootfs_image_ref: image.repo_digest.clone(),
             rootfs_image_name: image.name.clone(),
-            runtime: self.handler(),
+            runtime: handler_of(&self.shared, &self.container),
             created_time: self.container.created_at,
             checkpointed_time: Timestamp::now(),
         }
-    }
-
-    fn handler(&self) -> String {
-        self.shared.pods.get(&self.container.pod).map(|pod| pod.handler.clone()).unwrap_or_default()
     }
 
     /// What has to be of one moment.

@@ -27,6 +27,9 @@ pub(super) struct TriedRuntime {
     seen: Seen,
     spec_version: String,
     features: Option<serde_json::Value>,
+    /// Absent in what older daemons remembered.
+    #[serde(default)]
+    built_with: Option<String>,
 }
 
 /// What a trial is good for: the same file, in the same boot, with the same cgroups.
@@ -129,8 +132,8 @@ fn judge(runtime: Runtime, driver: CgroupDriver) -> Option<TriedRuntime> {
         return None;
     }
     let seen = see(&runtime.path, driver)?;
-    let Runtime { name, spec_version, features, .. } = runtime;
-    Some(TriedRuntime { name, seen, spec_version, features })
+    let Runtime { name, spec_version, features, built_with, .. } = runtime;
+    Some(TriedRuntime { name, seen, spec_version, features, built_with })
 }
 
 fn see(path: &Path, driver: CgroupDriver) -> Option<Seen> {
@@ -155,7 +158,8 @@ fn handler(
     let name = given.map(|h| h.name.clone()).or_else(|| tried.as_ref().map(|t| t.name.clone()));
     let name = name.unwrap_or_default();
     let features = tried.as_ref().and_then(|tried| tried.features.as_ref());
-    let abilities = Abilities::of_features(features);
+    let built_with = tried.as_ref().and_then(|tried| tried.built_with.as_deref());
+    let abilities = Abilities::of_features(features).built_with(built_with);
     let facts = HandlerFacts {
         name: name.clone(),
         oci_version: tried.as_ref().map_or("1.0.2", |tried| &tried.spec_version).to_owned(),

@@ -230,6 +230,7 @@ pub(crate) fn no_abilities() -> Abilities {
         scheduler: false,
         shim_sets_priorities: false,
         memory_policy: false,
+        checkpoints: false,
     }
 }
 

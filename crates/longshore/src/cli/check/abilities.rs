@@ -50,7 +50,8 @@ fn found(
     shim: Option<Result<ForeignShim, String>>,
 ) -> Found {
     let features = runtime.and_then(|runtime| runtime.features.as_ref());
-    let abilities = Abilities::of_features(features);
+    let built_with = runtime.and_then(|runtime| runtime.built_with.as_deref());
+    let abilities = Abilities::of_features(features).built_with(built_with);
     let tried = |runtime: &Runtime| Tried {
         version: described(&runtime.path, runtime.version.as_deref()),
         works: runtime.works.is_ok(),
