@@ -2,7 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
-use std::{collections::BTreeMap, fs, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use api_cri::v1::{
     ContainerStats, ContainerStatsFilter, ContainerStatsRequest, FilesystemUsage,
@@ -157,7 +164,7 @@ async fn the_writable_layer_is_counted_in_the_background() {
     let before = layer().await;
     assert!(before.timestamp > 0);
     let root = before.fs_id.as_ref().unwrap().mountpoint.clone();
-    assert!(std::path::Path::new(&root).starts_with(node.daemon.root()), "{root}");
+    assert!(Path::new(&root).starts_with(node.daemon.root()), "{root}");
     let script = "mkdir /d; for i in 1 2 3 4 5 6 7 8 9; do : > /d/$i; done; \
                   busybox head -c 5242880 /dev/zero > /big";
     assert_eq!(cri.exec(&id, &["sh", "-c", script]).await.unwrap().exit_code, 0);
@@ -206,7 +213,7 @@ fn traffic_is_told_by_interface() {
         let conf = testkit::cni::bridge(&dir.path().join("ipam"), &["10.199.0.0/24"]);
         let conf_dir = dir.path().join("net.d");
         testkit::cni::configure(&conf_dir, "10.conflist", &conf.to_string());
-        let flags = |command: &mut std::process::Command| {
+        let flags = |command: &mut Command| {
             command.arg("--cni-conf-dir").arg(&conf_dir);
         };
         let node = Node::start_with("traffic_is_told", LONGSHORE, flags).await.expect("root");
@@ -244,6 +251,148 @@ async fn traffic(node: &Node, cri: &Cri) {
         assert_eq!(packets.label_values[5], "eth0");
         assert!(value(packets.value) >= 3);
     }
+}
+
+// === loads for what needs more than a process ===
+
+/// The disk that holds `path`, as the kernel numbers it; `None` where there is no single one.
+fn disk_of(path: &Path) -> Option<String> {
+    let device = fs::metadata(path).unwrap().dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let block = Path::new("/sys/dev/block").join(format!("{major}:{minor}"));
+    let whole =
+        if block.join("partition").exists() { block.join("../dev") } else { block.join("dev") };
+    Some(fs::read_to_string(whole).ok()?.trim().to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_disks_read_and_write_is_counted() {
+    const TEST: &str = "what_disks_read_and_write_is_counted";
+    let Some(node) = Node::start(TEST, LONGSHORE).await else { return };
+    let cri = node.cri().await.unwrap();
+    let pod = run_pod(&node, &cri, "disks").await;
+    let id = cri.run(&pod, node.sh("c", "exec sleep 1000")).await.unwrap();
+    let Some(disk) = disk_of(&node.daemon.root()) else {
+        finish(node, &cri).await;
+        return testkit::skip(TEST, "containers are not on a disk");
+    };
+    // On cgroup v1 newer kernels count only where there is a limit, however high.
+    let group = format!("/sys/fs/cgroup/blkio{}", node.cgroups.child("disks").parent());
+    for way in ["read", "write"] {
+        let file = Path::new(&group).join(format!("blkio.throttle.{way}_bps_device"));
+        if file.exists() {
+            fs::write(file, format!("{disk} {}", 1u64 << 40)).unwrap();
+        }
+    }
+    // Past the page cache, of which disks know nothing.
+    let script = "busybox dd if=/dev/zero of=/disk bs=1M count=8 oflag=direct && \
+                  busybox dd if=/disk of=/dev/null bs=1M iflag=direct";
+    let copied = cri.exec(&id, &["sh", "-c", script]).await.unwrap();
+    assert_eq!(copied.exit_code, 0, "{}", String::from_utf8_lossy(&copied.stderr));
+    for (name, least) in [
+        ("container_fs_writes_bytes_total", 8 * MIB),
+        ("container_fs_writes_total", 8),
+        ("container_fs_reads_bytes_total", 8 * MIB),
+        ("container_fs_reads_total", 8),
+        ("container_blkio_device_usage_total", 16 * MIB),
+    ] {
+        until(name, async || metric(&cri, &pod.id, name).await >= least).await;
+    }
+    finish(node, &cri).await;
+}
+
+/// A file to swap to, for as long as this lives.
+struct Swap(PathBuf);
+
+impl Swap {
+    fn on(dir: &Path) -> Result<Self, String> {
+        let file = dir.join("swap");
+        let script = "dd if=/dev/zero of=$0 bs=1M count=64 status=none && chmod 600 $0 && \
+                      mkswap $0 > /dev/null && swapon $0";
+        let made = Command::new("sh").args(["-c", script]).arg(&file).output().unwrap();
+        match made.status.success() {
+            true => Ok(Self(file)),
+            false => Err(String::from_utf8_lossy(&made.stderr).trim().to_owned()),
+        }
+    }
+}
+
+impl Drop for Swap {
+    fn drop(&mut self) {
+        let off = Command::new("swapoff").arg(&self.0).status();
+        assert!(off.is_ok_and(|off| off.success()), "swapoff {}", self.0.display());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_swapped_out_is_counted() {
+    const TEST: &str = "what_is_swapped_out_is_counted";
+    let Some(node) = Node::start(TEST, LONGSHORE).await else { return };
+    let cri = node.cri().await.unwrap();
+    let pod = run_pod(&node, &cri, "swap").await;
+    // Twice of what it may have in memory is held by one process.
+    let script = "read x; (busybox head -c 33554432 /dev/zero; sleep 1000) | \
+                  busybox tail -c 33554432";
+    let mut config = node.sh("c", &format!("mkfifo /go; exec < /go; {script}"));
+    let resources = LinuxContainerResources {
+        memory_limit_in_bytes: 16 << 20,
+        memory_swap_limit_in_bytes: 128 << 20,
+        ..Default::default()
+    };
+    config.linux = Some(LinuxContainerConfig { resources: Some(resources), ..Default::default() });
+    let id = cri.run(&pod, config).await.unwrap();
+    let swapped = async || stats(&cri, &id).await.swap.map(|swap| value(swap.swap_usage_bytes));
+    let (before, swap) = (swapped().await, Swap::on(&node.daemon.root()));
+    match (before, &swap) {
+        (Some(before), Ok(_)) => {
+            assert_eq!(before, 0);
+            cri.exec(&id, &["sh", "-c", "echo > /go"]).await.unwrap();
+            until("swapped out", async || swapped().await > Some(8 * MIB)).await;
+            assert!(metric(&cri, &pod.id, "container_memory_swap").await > 8 * MIB);
+        }
+        (None, _) => testkit::skip(TEST, "the kernel counts no swap"),
+        (_, Err(why)) => testkit::skip(TEST, &format!("no swap to be had: {why}")),
+    }
+    // What is in it has to go somewhere when it ends.
+    cri.remove(&id).await.unwrap();
+    drop(swap);
+    finish(node, &cri).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiting_is_counted_where_the_kernel_does() {
+    const TEST: &str = "waiting_is_counted_where_the_kernel_does";
+    let Some(node) = Node::start(TEST, LONGSHORE).await else { return };
+    let cri = node.cri().await.unwrap();
+    let pod = run_pod(&node, &cri, "waiting").await;
+    // Two loops share less than a CPU, a file is read through less memory than it has.
+    let script = "busybox dd if=/dev/zero of=/file bs=1M count=48; \
+                  (while :; do :; done) & while :; do busybox cat /file > /dev/null; done";
+    let mut config = node.sh("c", script);
+    let resources = LinuxContainerResources {
+        cpu_period: 100_000,
+        cpu_quota: 50_000,
+        memory_limit_in_bytes: 16 << 20,
+        ..Default::default()
+    };
+    config.linux = Some(LinuxContainerConfig { resources: Some(resources), ..Default::default() });
+    let id = cri.run(&pod, config).await.unwrap();
+    // Of CPU, memory and disks.
+    let waited = async || -> Option<[u64; 3]> {
+        let stats = stats(&cri, &id).await;
+        let psi = [stats.cpu.unwrap().psi?, stats.memory.unwrap().psi?, stats.io?.psi?];
+        Some(psi.map(|psi| psi.some.unwrap().total))
+    };
+    if waited().await.is_none() {
+        finish(node, &cri).await;
+        return testkit::skip(TEST, "the kernel counts no pressure of cgroups");
+    }
+    until("all three", async || waited().await.unwrap().iter().all(|total| *total > 0)).await;
+    let of_pod = pod_stats(&cri, &pod.id).await.linux.unwrap();
+    assert!(of_pod.cpu.unwrap().psi.unwrap().some.unwrap().total > 0);
+    let seconds = "container_pressure_cpu_waiting_seconds_total";
+    until(seconds, async || metric(&cri, &pod.id, seconds).await > 0).await;
+    finish(node, &cri).await;
 }
 
 // === lists ===
