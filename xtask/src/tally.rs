@@ -43,6 +43,12 @@ impl Tally {
     }
 }
 
+/// The name of the test that a line of output says has failed.
+pub(crate) fn failed_test(line: &str) -> Option<&str> {
+    let name = line.strip_prefix("test ")?.strip_suffix(" ... FAILED")?;
+    Some(name.strip_suffix(" - should panic").unwrap_or(name))
+}
+
 impl AddAssign for Tally {
     fn add_assign(&mut self, other: Self) {
         self.passed += other.passed;
@@ -91,6 +97,18 @@ mod tests {
         check("test codec::tests::ok ... ok", "0 passed, 0 failed");
         check("5 passed; 5 failed", "0 passed, 0 failed");
         check("test result: nonsense", "0 passed, 0 failed");
+    }
+
+    #[test]
+    fn a_failed_test_is_known_by_its_name() {
+        assert_eq!(failed_test("test a::b ... FAILED"), Some("a::b"));
+        assert_eq!(failed_test("test a::b - should panic ... FAILED"), Some("a::b"));
+        assert_eq!(
+            failed_test("test src/lib.rs - x (line 3) ... FAILED"),
+            Some("src/lib.rs - x (line 3)")
+        );
+        assert_eq!(failed_test("test a::b ... ok"), None);
+        assert_eq!(failed_test("test result: FAILED. 1 passed; 1 failed"), None);
     }
 
     #[test]

@@ -9,6 +9,8 @@ use serde::Deserialize;
 #[derive(Debug)]
 pub(crate) struct Report {
     specs: BTreeMap<String, Outcome>,
+    /// Failed, and passed when run again.
+    unreliable: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +48,26 @@ impl Report {
     pub(crate) fn parse(json: &str) -> Result<Self> {
         let suites: Vec<SuiteReport> = serde_json::from_str(json).context("parse the report")?;
         let specs = suites.into_iter().flat_map(|suite| suite.spec_reports.unwrap_or_default());
-        Ok(Self { specs: specs.filter_map(SpecReport::outcome).collect() })
+        let specs = specs.filter_map(SpecReport::outcome).collect();
+        Ok(Self { specs, unreliable: Vec::new() })
+    }
+
+    /// A pattern of ginkgo's for the specs that failed, if they are no more than `few`.
+    pub(crate) fn failed(&self, few: usize) -> Option<String> {
+        let failed = self.specs.iter().filter(|(_, outcome)| matches!(outcome, Outcome::Failed(_)));
+        let names: Vec<_> = failed.map(|(name, _)| escape(name)).collect();
+        (1..=few).contains(&names.len()).then(|| format!("^({})$", names.join("|")))
+    }
+
+    /// Takes in a second run of what failed.
+    pub(crate) fn mend(&mut self, second: &Self) {
+        for (name, outcome) in &mut self.specs {
+            let failed = matches!(outcome, Outcome::Failed(_));
+            if failed && second.specs.get(name) == Some(&Outcome::Passed) {
+                *outcome = Outcome::Passed;
+                self.unreliable.push(name.clone());
+            }
+        }
     }
 
     /// One line per spec that passed or was skipped, as the repository keeps them.
@@ -80,6 +101,15 @@ impl Report {
     }
 }
 
+/// A pattern that only `text` matches.
+fn escape(text: &str) -> String {
+    let escaped = text.chars().map(|c| match r"\.+*?()|[]{}^$".contains(c) {
+        true => format!("\\{c}"),
+        false => c.to_string(),
+    });
+    escaped.collect()
+}
+
 impl SpecReport {
     fn outcome(self) -> Option<(String, Outcome)> {
         let why = self.failure.unwrap_or_default().message;
@@ -110,6 +140,9 @@ impl fmt::Display for Report {
                 Outcome::Skipped(why) => writeln!(f, "skipped  {name}: {why}")?,
                 Outcome::Failed(why) => writeln!(f, "FAILED   {name}: {why}")?,
             }
+        }
+        for name in &self.unreliable {
+            writeln!(f, "UNRELIABLE: {name}: passed when run again")?;
         }
         writeln!(
             f,
@@ -145,6 +178,20 @@ mod tests {
             report.to_list(),
             "skipped  A b: no AppArmor\npassed   [k8s.io] Pod basic runs\n"
         );
+    }
+
+    #[test]
+    fn what_fails_is_run_again_by_a_pattern_and_mended_by_passing() {
+        let mut report = Report::parse(JSON).unwrap();
+        assert_eq!(report.failed(0), None);
+        assert_eq!(report.failed(3).as_deref(), Some(r"^(\[k8s\.io\] Pod stops)$"));
+        report.mend(&Report::parse(JSON).unwrap());
+        assert!(report.is_red(), "it failed again");
+        report.mend(&Report::parse(&JSON.replace(r#""failed""#, r#""passed""#)).unwrap());
+        let text = report.to_string();
+        assert!(text.contains("UNRELIABLE: [k8s.io] Pod stops: passed when run again"), "{text}");
+        assert!(text.ends_with("critest: 2 passed, 0 failed, 1 skipped\n"), "{text}");
+        assert_eq!(report.failed(3), None);
     }
 
     #[test]

@@ -31,9 +31,21 @@ pub(crate) struct Suite {
     pub(crate) websocket: bool,
 }
 
+/// More failed specs than this are no accident.
+const SECOND_CHANCES: usize = 3;
+
 impl Suite {
-    /// To its end, whatever fails. What it prints goes through.
+    /// To its end, whatever fails. What it prints goes through. A few specs that fail are run
+    /// once more, and shown as unreliable if they pass then.
     pub(crate) fn run(&self) -> Result<Report> {
+        let mut report = self.run_once(self.focus.as_deref())?;
+        if let Some(failed) = report.failed(SECOND_CHANCES) {
+            report.mend(&self.run_once(Some(&failed))?);
+        }
+        Ok(report)
+    }
+
+    fn run_once(&self, focus: Option<&str>) -> Result<Report> {
         let images = self.dir.join("images.yaml");
         fs::write(
             &images,
@@ -48,7 +60,7 @@ impl Suite {
             .arg(format!("-ginkgo.json-report={}", report.display()))
             .arg("-ginkgo.no-color")
             .stdin(Stdio::null());
-        if let Some(focus) = &self.focus {
+        if let Some(focus) = focus {
             command.arg(format!("-ginkgo.focus={focus}"));
         }
         if self.websocket {
