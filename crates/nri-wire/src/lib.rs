@@ -70,6 +70,7 @@ mod mux;
 #[cfg(feature = "oci")]
 pub mod oci;
 mod parts;
+mod socket;
 mod trunk;
 
 pub use annotation::effective_annotation;
@@ -77,6 +78,7 @@ pub use event::{EventMask, InvalidMask, UnknownEvent};
 pub use frame::{FIRST_FRAME, Frames, HEADER_LEN, MAX_FRAME, Piece};
 pub use identity::{IdentityError, PluginId};
 pub use mux::{Connection, Mux, MuxError, MuxReader, MuxWriter, OpenError};
+pub use socket::Socket;
 pub use trunk::Trunk;
 
 /// Messages, services and enums, generated from `proto/nri/api.proto`.

@@ -207,6 +207,10 @@ mod tests {
         [&id.to_be_bytes(), &len.to_be_bytes(), payload].concat()
     }
 
+    async fn flush(writer: &mut impl MessageWriter) {
+        std::future::poll_fn(|cx| writer.poll_flush(cx)).await.unwrap();
+    }
+
     async fn all(reader: &mut MuxReader) -> (Vec<u8>, Option<io::ErrorKind>) {
         let mut got = Vec::new();
         let end = reader.read_to_end(&mut got).await;
@@ -265,9 +269,9 @@ mod tests {
             lengths.iter().zip(1..).map(|(len, fill)| vec![fill; *len].into()).collect();
         let write = async |mut writer: MuxWriter<_>| {
             for message in &messages {
-                writer.write(message.clone()).await.unwrap();
+                writer.put(message.clone());
             }
-            writer.flush().await.unwrap();
+            flush(&mut writer).await;
         };
         let read = async |reader: &mut MuxReader| {
             let mut got = vec![0; messages.iter().map(Bytes::len).sum()];
@@ -292,9 +296,9 @@ mod tests {
         let (_mux, [one, _two], mut far) = opened(1 << 20);
         let mut writer = one.writer;
         for len in [20, 30, 5000, 10] {
-            writer.write(vec![1; len].into()).await.unwrap();
+            writer.put(vec![1; len].into());
         }
-        writer.flush().await.unwrap();
+        flush(&mut writer).await;
         let mut frames = Vec::new();
         for _ in 0..5 {
             assert_eq!(far.read_u32().await.unwrap(), 1);
@@ -366,19 +370,16 @@ mod tests {
     async fn a_writer_dropped_inside_a_frame_does_not_put_the_trunk_out_of_step() {
         let (_mux, [one, two], far) = opened(100);
         let mut dropped = one.writer;
-        let cut = async {
-            dropped.write(vec![1; 50_000].into()).await.unwrap();
-            dropped.flush().await.unwrap();
-        };
-        assert!(timeout(Duration::from_millis(10), cut).await.is_err());
+        dropped.put(vec![1; 50_000].into());
+        assert!(timeout(Duration::from_millis(10), flush(&mut dropped)).await.is_err());
         drop(dropped);
 
         let mut peer = Mux::new(far);
         let (mut there1, mut there2) = (peer.open(1).unwrap(), peer.open(2).unwrap());
         let mut writer = two.writer;
         let talk = async {
-            writer.write(Bytes::from_static(b"next")).await.unwrap();
-            writer.flush().await.unwrap();
+            writer.put(Bytes::from_static(b"next"));
+            flush(&mut writer).await;
             let mut first = vec![0; 50_000];
             there1.reader.read_exact(&mut first).await.unwrap();
             let mut next = [0; 4];

@@ -10,7 +10,6 @@
 
 use std::{
     fmt,
-    future::poll_fn,
     pin::Pin,
     sync::{
         Arc,
@@ -67,27 +66,39 @@ impl<T> Parts<T> {
 
     /// What the next of them ends with; the one added first if several do at a time. Never
     /// comes when all have ended.
-    ///
-    /// Cancel safe.
-    pub(crate) async fn next(&mut self) -> T {
-        poll_fn(|cx| self.poll_next(cx)).await
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<T> {
+        self.shared.task.register(cx.waker());
+        match self.turn() {
+            Some(end) => Poll::Ready(end),
+            None => Poll::Pending,
+        }
     }
 
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<T> {
-        self.shared.task.register(cx.waker());
+    /// Polls what is to be polled, in the stead of the task, which is woken as before if anything
+    /// is left. Who gets an end has to tell the task.
+    pub(crate) fn turn(&mut self) -> Option<T> {
         for _ in 0..ROUNDS {
             let ready = self.shared.state.swap(POLLING, Ordering::AcqRel);
             if let Some(end) = self.poll_parts(ready & !POLLING) {
                 self.shared.state.fetch_and(!POLLING, Ordering::AcqRel);
-                return Poll::Ready(end);
+                return Some(end);
             }
             if self.shared.rest() {
-                return Poll::Pending;
+                return None;
             }
         }
         self.shared.state.fetch_and(!POLLING, Ordering::AcqRel);
-        cx.waker().wake_by_ref();
-        Poll::Pending
+        self.wake_task();
+        None
+    }
+
+    /// The part that was added first is polled at the next turn.
+    pub(crate) fn call_first(&self) {
+        self.shared.state.fetch_or(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn wake_task(&self) {
+        self.shared.task.wake();
     }
 
     /// Parts behind one that ends are left for the next time.
@@ -135,12 +146,18 @@ impl<T> fmt::Debug for Parts<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicUsize;
+    use std::{future::poll_fn, sync::atomic::AtomicUsize};
 
     use futures_util::FutureExt;
     use tokio::sync::mpsc;
 
     use super::*;
+
+    impl<T> Parts<T> {
+        async fn next(&mut self) -> T {
+            poll_fn(|cx| self.poll_next(cx)).await
+        }
+    }
 
     #[derive(Default)]
     struct Count(AtomicUsize);

@@ -1,20 +1,25 @@
 //! Both ttrpc connections of a trunk, as one thing that lives and ends together.
 
 use std::{
-    io,
+    collections::VecDeque,
+    future::poll_fn,
+    io, mem,
     sync::{Arc, OnceLock},
+    task::{Context, Poll, ready},
 };
 
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::debug;
 use ttrpc::{Client, Server, Service};
 
 use crate::{
-    Connection, Mux, MuxError,
+    Mux, MuxError, Socket,
     api::{Plugin, PluginClient, PluginServer, Runtime, RuntimeClient, RuntimeServer},
     defaults::{PLUGIN_SERVICE_CONNECTION, RUNTIME_SERVICE_CONNECTION},
     parts::Parts,
+    socket::Look,
 };
 
 /// Calls a peer may have in flight with us; one more is refused at once.
@@ -29,7 +34,26 @@ pub struct Trunk {
     server: Server,
     stop: CancellationToken,
     tasks: TaskTracker,
+    helm: Arc<Mutex<Helm>>,
+    look: Option<Look>,
     end: Arc<OnceLock<Result<(), MuxError>>>,
+}
+
+/// What there is to do for a trunk, by its own task or by who is in a hurry.
+#[derive(Debug, Default)]
+struct Helm {
+    parts: Parts<Ended>,
+    /// Found by somebody else, for the task.
+    ended: VecDeque<Ended>,
+    /// How reading has ended.
+    trunk: Option<Result<(), MuxError>>,
+}
+
+#[derive(Debug)]
+enum Ended {
+    Trunk(Result<(), MuxError>),
+    Calling,
+    Serving(io::Result<()>),
 }
 
 impl Trunk {
@@ -43,6 +67,14 @@ impl Trunk {
         let service = RuntimeServer::new(runtime);
         let trunk = Self::start(io, service, PLUGIN_SERVICE_CONNECTION, RUNTIME_SERVICE_CONNECTION);
         (PluginClient::new(trunk.client.clone()), trunk)
+    }
+
+    /// The same over a socket, which [`Trunk::look`] can look at.
+    pub fn runtime_on<R: Runtime>(socket: Socket, runtime: R) -> (PluginClient, Self) {
+        let look = Some(socket.look());
+        let (client, mut trunk) = Self::runtime(socket, runtime);
+        trunk.look = look;
+        (client, trunk)
     }
 
     /// The plugin's end: serves `plugin` to the runtime and calls what the runtime serves.
@@ -67,12 +99,22 @@ impl Trunk {
         let server = Server::builder().max_calls(MAX_CALLS).service(service).build();
         let (client, calling) = Client::driven(called.reader, called.writer);
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
-        let end = Arc::new(OnceLock::new());
+        let mut helm = Helm::default();
+        helm.parts.add(async { Ended::Trunk(mux.run().await) });
+        helm.parts.add(async {
+            calling.await;
+            Ended::Calling
+        });
+        let serving = server.clone();
+        helm.parts.add(async move {
+            Ended::Serving(serving.serve_parts(served.reader, served.writer).await)
+        });
+        let (helm, end) = (Arc::new(Mutex::new(helm)), Arc::new(OnceLock::new()));
         let work = {
             let (client, server, stop) = (client.clone(), server.clone(), stop.clone());
-            let end = Arc::clone(&end);
+            let (helm, end) = (Dismantle(Arc::clone(&helm)), Arc::clone(&end));
             async move {
-                let work = drive(mux, calling, server.clone(), served);
+                let work = poll_fn(|cx| helm.0.lock().poll_end(cx));
                 let ended = stop.run_until_cancelled(work).await;
                 debug!(?ended, "trunk ended");
                 let _ = end.set(ended.unwrap_or(Ok(())));
@@ -82,7 +124,20 @@ impl Trunk {
         };
         tasks.spawn(work);
         tasks.close();
-        Self { client, server, stop, tasks, end }
+        Self { client, server, stop, tasks, helm, look: None, end }
+    }
+
+    /// Takes in what has come by now, on this thread, without having been told of it, so that an
+    /// answer that comes within microseconds need not be waited for asleep. Does nothing for a
+    /// trunk that is not on a [`Socket`], or that somebody else is at.
+    pub fn look(&self) {
+        let (Some(look), Some(mut helm)) = (&self.look, self.helm.try_lock()) else { return };
+        look.ask();
+        helm.parts.call_first();
+        if let Some(ended) = helm.parts.turn() {
+            helm.ended.push_back(ended);
+            helm.parts.wake_task();
+        }
     }
 
     /// Ends the trunk now: calls in flight fail, handlers are dropped.
@@ -114,40 +169,36 @@ impl Trunk {
     }
 }
 
-/// Reads the trunk, calls and serves until one of them ends.
-async fn drive<T>(
-    mux: Mux<T>,
-    calling: impl Future<Output = ()> + Send + 'static,
-    server: Server,
-    served: Connection<T>,
-) -> Result<(), MuxError>
-where
-    T: AsyncRead + AsyncWrite + Send + 'static,
-{
-    let mut parts = Parts::default();
-    parts.add(async { Ended::Trunk(mux.run().await) });
-    parts.add(async {
-        calling.await;
-        Ended::Calling
-    });
-    parts
-        .add(async move { Ended::Serving(server.serve_parts(served.reader, served.writer).await) });
-    match parts.next().await {
-        Ended::Trunk(end) => {
-            // What came before the end still reaches who waits for it.
-            while !matches!(parts.next().await, Ended::Calling) {}
-            end
+impl Helm {
+    /// Ready when the trunk is at its end.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), MuxError>> {
+        loop {
+            let ended = match self.ended.pop_front() {
+                Some(ended) => ended,
+                None => ready!(self.parts.poll_next(cx)),
+            };
+            match ended {
+                // What came before the end still reaches who waits for it.
+                Ended::Trunk(end) => self.trunk = Some(end),
+                Ended::Calling => return Poll::Ready(self.trunk.take().unwrap_or(Ok(()))),
+                Ended::Serving(_) if self.trunk.is_some() => {}
+                // Reading has errors of its own, so this one is of writing.
+                Ended::Serving(end) => {
+                    return Poll::Ready(end.map_err(|e| MuxError::Write(Arc::new(e))));
+                }
+            }
         }
-        // Reading has errors of its own, so this one is of writing.
-        Ended::Serving(end) => end.map_err(|e| MuxError::Write(Arc::new(e))),
-        Ended::Calling => Ok(()),
     }
 }
 
-enum Ended {
-    Trunk(Result<(), MuxError>),
-    Calling,
-    Serving(io::Result<()>),
+/// With the task goes all that it did, whoever else could have.
+struct Dismantle(Arc<Mutex<Helm>>);
+
+impl Drop for Dismantle {
+    fn drop(&mut self) {
+        let parts = mem::take(&mut self.0.lock().parts);
+        drop(parts);
+    }
 }
 
 impl Drop for Trunk {
@@ -160,6 +211,7 @@ impl Drop for Trunk {
 mod tests {
     use std::time::Duration;
 
+    use futures_util::FutureExt;
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
         net::UnixStream,
@@ -315,5 +367,98 @@ mod tests {
         far.write_all(&[0, 0, 0, 2, 0x7F, 0, 0, 0]).await.unwrap();
         let end = timeout(Duration::from_secs(5), trunk.closed()).await.unwrap();
         assert!(matches!(end, Err(MuxError::FrameTooLarge { connection: 2, .. })), "{end:?}");
+    }
+
+    /// A trunk on a socket, and a plugin on a thread of its own at the other end.
+    fn far_away() -> (PluginClient, Trunk, std::thread::JoinHandle<()>) {
+        let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let plugin = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(async {
+                let (_, trunk) = Trunk::plugin(Socket::new(far).unwrap(), SlowPlugin::default());
+                trunk.closed().await.unwrap();
+            });
+        });
+        let (client, trunk) = Trunk::runtime_on(Socket::new(near).unwrap(), EchoRuntime);
+        (client, trunk, plugin)
+    }
+
+    /// Looks until it is so. Nothing else runs on this thread meanwhile.
+    fn look_until(trunk: &Trunk, mut is_so: impl FnMut() -> bool) {
+        for _ in 0..100_000 {
+            if is_so() {
+                return;
+            }
+            trunk.look();
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        panic!("never");
+    }
+
+    #[tokio::test]
+    async fn who_looks_gets_an_answer_that_no_task_was_told_of() {
+        let (client, trunk, plugin) = far_away();
+        // The task of the trunk has its own start, and no more.
+        tokio::task::yield_now().await;
+        for bytes in [0, 5000, 300_000] {
+            let (ctx, request) = (ctx(), sync(bytes));
+            let mut call = std::pin::pin!(client.synchronize(&ctx, &request));
+            let mut answer = None;
+            look_until(&trunk, || {
+                answer = call.as_mut().now_or_never();
+                answer.is_some()
+            });
+            let updates = answer.unwrap().unwrap().update;
+            assert_eq!(updates.len(), request.containers.len());
+        }
+        trunk.close();
+        trunk.closed().await.unwrap();
+        tokio::task::spawn_blocking(|| plugin.join()).await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn who_looks_and_finds_the_end_leaves_it_to_the_task() {
+        let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (client, trunk) = Trunk::runtime_on(Socket::new(near).unwrap(), EchoRuntime);
+        tokio::task::yield_now().await;
+        drop(far);
+        let found = || !trunk.helm.lock().ended.is_empty();
+        look_until(&trunk, found);
+        timeout(Duration::from_secs(5), trunk.closed()).await.unwrap().unwrap();
+        assert!(client.configure(&ctx(), &ConfigureRequest::default()).await.is_err());
+        trunk.look();
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn looking_and_calling_from_many_threads_loses_nothing() {
+        let (client, trunk, plugin) = far_away();
+        let trunk = Arc::new(trunk);
+        let calls = TaskTracker::new();
+        for _ in 0..4 {
+            let (client, trunk) = (client.clone(), Arc::clone(&trunk));
+            calls.spawn(async move {
+                for i in 0..200 {
+                    let (ctx, request) = (ctx(), sync(1000 * (i % 7)));
+                    let mut call = std::pin::pin!(client.synchronize(&ctx, &request));
+                    let mut looks = i % 5;
+                    let answer = poll_fn(|cx| {
+                        while call.as_mut().poll(cx).is_pending() {
+                            if looks == 0 {
+                                return Poll::Pending;
+                            }
+                            looks -= 1;
+                            trunk.look();
+                        }
+                        Poll::Ready(())
+                    });
+                    timeout(Duration::from_secs(20), answer).await.expect("an answer");
+                }
+            });
+        }
+        calls.close();
+        calls.wait().await;
+        trunk.close();
+        trunk.closed().await.unwrap();
+        tokio::task::spawn_blocking(|| plugin.join()).await.unwrap().unwrap();
     }
 }

@@ -1,8 +1,8 @@
 //! The calling side of a connection.
 //!
-//! One task drives the connection: it owns both halves of the byte stream, writes what
-//! callers queue and hands what it reads to those who wait. Callers touch the queue and
-//! the table of streams only.
+//! Callers write their requests themselves. One task drives the connection: it hands what it
+//! reads to those who wait, ends calls at their deadlines, and writes on where the byte stream
+//! took no more of a caller.
 //!
 //! **Invariant:** a call may be dropped at any moment. Its message is then sent whole, or,
 //! where it still waits in the queue, not at all; its answer is dropped on arrival; the
@@ -25,9 +25,8 @@ use crate::{
     ClientStream, Context, Direction, Error, Flags, Header, MessageType, MessageWriter, Oversize,
     Receiver, RequestSender,
     frame::{Decoded, FrameReader},
-    link::{self, Event, Link, Queued, Role, Slot, Waiter},
+    link::{self, Ended, Event, Link, Role, Slot, Waiter},
     message::{Envelope, Outgoing},
-    queue,
     transport::StreamWriter,
     wire::Response,
 };
@@ -98,9 +97,9 @@ impl Client {
         R: AsyncRead + Send + Unpin + 'static,
         W: MessageWriter,
     {
-        let (link, queued) = Link::new(Role::Client);
+        let link = Link::new(Role::Client, writer);
         let (driver, stop) = (TaskTracker::new(), CancellationToken::new());
-        let work = drive(Arc::clone(&link), stop.clone(), reader, writer, queued);
+        let work = drive(Ended(Arc::clone(&link)), stop.clone(), reader);
         let work = driver.track_future(work);
         driver.close();
         (Self { handle: Arc::new(Handle { link, driver, stop }) }, work)
@@ -255,35 +254,20 @@ impl<'a> MethodName<'a> {
 
 // === the driving task ===
 
-async fn drive<R, W>(
-    link: Arc<Link>,
-    stop: CancellationToken,
-    reader: R,
-    writer: W,
-    queued: queue::Receiver<Queued>,
-) where
+/// `ended` comes from outside: also a future that was never polled ends its connection.
+async fn drive<R>(ended: Ended, stop: CancellationToken, reader: R)
+where
     R: AsyncRead + Unpin,
-    W: MessageWriter,
 {
-    let ended = Ended(link);
     let end = stop.run_until_cancelled(async {
         tokio::select! {
             biased;
-            end = converse(&ended.0, reader, writer, queued) => end,
+            end = converse(&ended.0, reader) => end,
             never = expire(&ended.0) => match never {},
         }
     });
     if let Some(error) = end.await {
         ended.0.fail_all(error);
-    }
-}
-
-/// Nobody waits on a connection that is no longer driven.
-struct Ended(Arc<Link>);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        self.0.fail_all(Error::closed());
     }
 }
 
@@ -304,15 +288,12 @@ async fn expire(link: &Link) -> Infallible {
 }
 
 /// Reads and writes until one of them cannot; returns why.
-async fn converse<R, W>(link: &Link, reader: R, writer: W, queued: queue::Receiver<Queued>) -> Error
+async fn converse<R>(link: &Link, reader: R) -> Error
 where
     R: AsyncRead + Unpin,
-    W: MessageWriter,
 {
-    // What a dropped call left in the queue is not worth sending.
-    let wanted = |stream_id| link.is_open(stream_id);
     let read = pin!(read_loop(link, FrameReader::new(reader)));
-    let write = pin!(link::write_loop(queued, writer, wanted));
+    let write = pin!(link.write());
     match select(read, write).await {
         Either::Left((end, _)) => closed_by(end),
         Either::Right((end, read)) => {

@@ -49,6 +49,7 @@ mod error;
 mod frame;
 mod link;
 mod message;
+mod outbox;
 mod queue;
 mod server;
 mod service;

@@ -1,7 +1,7 @@
-//! What both ends of a connection share: the queue to the writer and the table of streams.
+//! What both ends of a connection share: the way out and the table of streams.
 //!
 //! ```text
-//!   callers, handlers --reserve--> outbox --> write_loop --> MessageWriter
+//!   callers, handlers --reserve--> outbox --> MessageWriter
 //!   FrameReader --> deliver --> slot of the stream --> caller or handler
 //! ```
 //!
@@ -22,12 +22,11 @@ use crate::{
     Error, MessageWriter,
     context::deadline_to_wire,
     message::Outgoing,
+    outbox::Outbox,
     queue::{self, Closed},
     stream::within,
 };
 
-/// Bytes that may wait for the writer; callers wait when it is full.
-const OUTBOX_BYTES: u32 = 1 << 20;
 /// Bytes a stream may have waiting for its reader.
 const INBOX_BYTES: u32 = 1 << 20;
 /// How long a full stream may hold up its connection before it is cut off. ttrpc has no
@@ -37,7 +36,7 @@ const STALL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Link {
     role: Role,
-    outbox: queue::Sender<Queued>,
+    outbox: Outbox,
     streams: Mutex<Streams>,
     /// A deadline is sooner than the one [`Link::end_overdue`] told of last.
     pub(crate) sooner: Notify,
@@ -51,17 +50,6 @@ pub(crate) enum Role {
     Server,
 }
 
-/// What the writer takes.
-#[derive(Debug)]
-pub(crate) enum Queued {
-    Message {
-        stream_id: u32,
-        bytes: Bytes,
-    },
-    /// Nothing follows; end in order.
-    Close,
-}
-
 /// The open streams of a connection.
 #[derive(Debug)]
 struct Streams {
@@ -71,6 +59,16 @@ struct Streams {
     closed: Option<Error>,
     /// The deadline that is waited for.
     awaited: Option<Instant>,
+}
+
+/// A connection that nobody drives any longer is gone, whoever still holds its link.
+#[derive(Debug)]
+pub(crate) struct Ended(pub(crate) Arc<Link>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.end();
+    }
 }
 
 /// Who waits for the one answer of a call.
@@ -107,15 +105,14 @@ pub(crate) fn inbox() -> (Inbox, queue::Receiver<Event>) {
 }
 
 impl Link {
-    pub(crate) fn new(role: Role) -> (Arc<Self>, queue::Receiver<Queued>) {
-        let (outbox, queued) = queue::channel(OUTBOX_BYTES);
+    pub(crate) fn new(role: Role, writer: impl MessageWriter) -> Arc<Self> {
         let streams =
             Streams { open: HashMap::new(), next_id: Some(1), closed: None, awaited: None };
         let (streams, sooner) = (Mutex::new(streams), Notify::new());
-        (Arc::new(Self { role, outbox, streams, sooner }), queued)
+        Arc::new(Self { role, outbox: Outbox::new(writer), streams, sooner })
     }
 
-    /// Opens a stream of ours: queues the request and files who waits for the answer. Waits
+    /// Opens a stream of ours: sends the request and files who waits for the answer. Waits
     /// for room until the deadline.
     ///
     /// Cancel safe: either both happened or neither.
@@ -125,10 +122,10 @@ impl Link {
         deadline: Option<Instant>,
         slot: Slot,
     ) -> Result<u32, Error> {
-        let permit = match self.outbox.try_reserve(request.len()) {
-            Ok(Some(permit)) => permit,
+        let room = match self.outbox.room().try_reserve(request.len()) {
+            Ok(Some(room)) => room,
             Ok(None) => {
-                let room = self.outbox.reserve(request.len());
+                let room = self.outbox.room().reserve(request.len());
                 within(deadline, async { room.await.map_err(|_| self.closed()) }).await?
             }
             Err(Closed) => return Err(self.closed()),
@@ -139,8 +136,7 @@ impl Link {
             return Err(error.clone());
         }
         let stream_id = streams.next_id.ok_or(Error::Exhausted)?;
-        let bytes = request.on(stream_id);
-        permit.send(Queued::Message { stream_id, bytes }).map_err(|Closed| Error::closed())?;
+        self.outbox.queue(room, stream_id, request.on(stream_id));
         streams.next_id = stream_id.checked_add(2);
         if let Slot::Unary(Waiter { deadline: Some(deadline), .. }) = &slot
             && streams.awaited.is_none_or(|awaited| *deadline < awaited)
@@ -149,6 +145,8 @@ impl Link {
             self.sooner.notify_one();
         }
         streams.open.insert(stream_id, slot);
+        drop(streams);
+        self.pump();
         Ok(stream_id)
     }
 
@@ -183,36 +181,53 @@ impl Link {
     ///
     /// Cancel safe: the message is queued whole or not at all.
     pub(crate) async fn send(&self, stream_id: u32, message: Outgoing) -> Result<(), Error> {
-        let permit = self.outbox.reserve(message.len()).await.map_err(|_| self.closed())?;
+        let room = self.outbox.room().reserve(message.len()).await.map_err(|_| self.closed())?;
         let streams = self.streams.lock();
         if !streams.open.contains_key(&stream_id) {
             return Err(streams.closed.clone().unwrap_or(Error::StreamEnded));
         }
-        let bytes = message.on(stream_id);
-        permit.send(Queued::Message { stream_id, bytes }).map_err(|Closed| Error::closed())
+        self.outbox.queue(room, stream_id, message.on(stream_id));
+        drop(streams);
+        self.pump();
+        Ok(())
     }
 
     /// Sends the last message of a stream, whether it is in the table or was refused entry.
     pub(crate) async fn answer(&self, stream_id: u32, message: Outgoing) {
         // A peer that is gone needs no answer.
-        let Ok(permit) = self.outbox.reserve(message.len()).await else { return };
+        let Ok(room) = self.outbox.room().reserve(message.len()).await else { return };
         let mut streams = self.streams.lock();
         streams.open.remove(&stream_id);
-        let _ = permit.send(Queued::Message { stream_id, bytes: message.on(stream_id) });
+        self.outbox.queue(room, stream_id, message.on(stream_id));
+        drop(streams);
+        self.pump();
     }
 
-    /// The writer ends once it has written what is queued now.
+    /// Writing ends once what is queued now is written.
     pub(crate) fn close_after_queued(&self) {
-        self.outbox.send_last(Queued::Close);
+        self.outbox.close_after_queued();
+    }
+
+    /// Writes where callers could not, until writing fails or [`Link::close_after_queued`] is
+    /// done.
+    ///
+    /// Cancel safe.
+    pub(crate) async fn write(&self) -> io::Result<()> {
+        self.outbox.run(|id| self.is_wanted(id)).await
+    }
+
+    fn pump(&self) {
+        self.outbox.pump(|id| self.is_wanted(id));
+    }
+
+    /// What a dropped call left in the queue is not worth sending.
+    fn is_wanted(&self, stream_id: u32) -> bool {
+        self.role == Role::Server || self.streams.lock().open.contains_key(&stream_id)
     }
 
     /// Nobody waits for the stream any longer. What it still has queued is not sent.
     pub(crate) fn forget(&self, stream_id: u32) {
         self.streams.lock().open.remove(&stream_id);
-    }
-
-    pub(crate) fn is_open(&self, stream_id: u32) -> bool {
-        self.streams.lock().open.contains_key(&stream_id)
     }
 
     /// Takes a unary waiter out of the table, or shows where a stream's items go.
@@ -258,6 +273,12 @@ impl Link {
         self.streams.lock().closed.get_or_insert(error);
     }
 
+    /// The byte stream is dropped, and nobody waits on it.
+    pub(crate) fn end(&self) {
+        self.fail_all(Error::closed());
+        self.outbox.end();
+    }
+
     /// Ends every stream with the error. The first reason given is the one all get.
     pub(crate) fn fail_all(&self, error: Error) {
         let (open, error) = {
@@ -283,41 +304,12 @@ impl Link {
     }
 }
 
-/// Owns the way out until it fails or [`Link::close_after_queued`] is reached.
-/// `wanted` may refuse a message that nobody waits for any longer.
-pub(crate) async fn write_loop<W: MessageWriter>(
-    mut queued: queue::Receiver<Queued>,
-    mut writer: W,
-    wanted: impl Fn(u32) -> bool,
-) -> io::Result<()> {
-    while let Some(mut next) = queued.recv().await {
-        loop {
-            match next {
-                Queued::Message { stream_id, bytes } if wanted(stream_id) => {
-                    writer.write(bytes).await?;
-                }
-                Queued::Message { .. } => {}
-                Queued::Close => {
-                    writer.flush().await?;
-                    return writer.close().await;
-                }
-            }
-            match queued.try_recv() {
-                Some(following) => next = following,
-                None => break,
-            }
-        }
-        writer.flush().await?;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::{Flags, Metadata, message::Envelope};
+    use crate::{Flags, HEADER_LEN, Header, Metadata, message::Envelope, outbox::tests::Gate};
 
     fn request() -> Outgoing {
         let metadata = Metadata::new();
@@ -327,23 +319,23 @@ mod tests {
 
     #[tokio::test]
     async fn stream_ids_are_odd_rise_and_run_out() {
-        let (link, mut queued) = Link::new(Role::Client);
+        let gate = Gate::default();
+        let link = Link::new(Role::Client, gate.clone());
         let open = async || link.open(request(), None, Slot::Stream(None)).await;
         assert_eq!([open().await.unwrap(), open().await.unwrap()], [1, 3]);
         link.streams.lock().next_id = Some(u32::MAX);
         assert_eq!(open().await.unwrap(), u32::MAX);
         assert!(matches!(open().await, Err(Error::Exhausted)));
         assert!(matches!(open().await, Err(Error::Exhausted)));
-        for want in [1, 3, u32::MAX] {
-            let next = queued.recv().await.unwrap();
-            assert!(matches!(next, Queued::Message { stream_id, .. } if stream_id == want));
-        }
-        assert!(queued.try_recv().is_none());
+        let id = |message: &Bytes| {
+            Header::from_bytes(*message.first_chunk::<HEADER_LEN>().unwrap()).stream_id
+        };
+        assert_eq!(gate.sent().iter().map(id).collect::<Vec<_>>(), [1, 3, u32::MAX]);
     }
 
     #[tokio::test]
     async fn calls_end_at_their_deadlines_and_the_sooner_one_is_awaited() {
-        let (link, _queued) = Link::new(Role::Client);
+        let link = Link::new(Role::Client, Gate::default());
         let now = Instant::now();
         let open = |seconds: u64| {
             let (answer, waiting) = oneshot::channel();
@@ -370,7 +362,7 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_enters_a_closed_table() {
-        let (link, _queued) = Link::new(Role::Client);
+        let link = Link::new(Role::Client, Gate::default());
         let (answer, waiting) = oneshot::channel();
         let slot = Slot::Unary(Waiter { answer, deadline: None });
         let early = link.open(request(), None, slot).await.unwrap();

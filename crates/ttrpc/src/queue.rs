@@ -1,4 +1,4 @@
-//! A queue bounded by the bytes in it.
+//! Queues bounded by the bytes in them, and what bounds them.
 //!
 //! Messages are between ten bytes and four megabytes, so a bound on their number is
 //! either too tight for small ones or no bound at all for large ones. A full queue makes
@@ -29,26 +29,79 @@ pub(crate) struct Receiver<T> {
     items: mpsc::UnboundedReceiver<(u32, T)>,
 }
 
-/// Room for one item.
+/// Room for one item of a queue.
 #[derive(Debug)]
 pub(crate) struct Permit<'a, T> {
     queue: &'a Sender<T>,
-    room: SemaphorePermit<'a>,
-    cost: u32,
+    room: Held<'a>,
 }
 
+/// So many bytes, and no more at a time.
 #[derive(Debug)]
-struct Room {
+pub(crate) struct Room {
     free: Semaphore,
     budget: u32,
 }
 
-/// The receiver is gone.
+/// Room that was taken; dropping it gives it back.
+#[derive(Debug)]
+pub(crate) struct Held<'a> {
+    permit: SemaphorePermit<'a>,
+    cost: u32,
+}
+
+/// Nobody takes anything out any longer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Closed;
 
+impl Room {
+    pub(crate) fn new(budget: u32) -> Self {
+        Self { free: Semaphore::new(budget as usize), budget }
+    }
+
+    /// Waits for room, in the order of asking.
+    ///
+    /// Cancel safe.
+    pub(crate) async fn reserve(&self, bytes: usize) -> Result<Held<'_>, Closed> {
+        let cost = self.cost(bytes);
+        let permit = self.free.acquire_many(cost).await.map_err(|_| Closed)?;
+        Ok(Held { permit, cost })
+    }
+
+    /// `Ok(None)` where there is none.
+    pub(crate) fn try_reserve(&self, bytes: usize) -> Result<Option<Held<'_>>, Closed> {
+        let cost = self.cost(bytes);
+        match self.free.try_acquire_many(cost) {
+            Ok(permit) => Ok(Some(Held { permit, cost })),
+            Err(TryAcquireError::NoPermits) => Ok(None),
+            Err(TryAcquireError::Closed) => Err(Closed),
+        }
+    }
+
+    /// Gives back what [`Held::keep`] kept.
+    pub(crate) fn release(&self, cost: u32) {
+        self.free.add_permits(cost as usize);
+    }
+
+    pub(crate) fn close(&self) {
+        self.free.close();
+    }
+
+    fn cost(&self, bytes: usize) -> u32 {
+        u32::try_from(bytes.saturating_add(ITEM_COST)).unwrap_or(u32::MAX).min(self.budget)
+    }
+}
+
+impl Held<'_> {
+    /// Its cost; from here on the room belongs to the item it was taken for.
+    pub(crate) fn keep(self) -> u32 {
+        self.permit.forget();
+        self.cost
+    }
+}
+
 pub(crate) fn channel<T>(budget: u32) -> (Sender<T>, Receiver<T>) {
-    let room = Arc::new(Room { free: Semaphore::new(budget as usize), budget });
+    let room = Arc::new(Room::new(budget));
     let (sender, receiver) = mpsc::unbounded_channel();
     (Sender { room: Arc::clone(&room), items: sender }, Receiver { room, items: receiver })
 }
@@ -58,19 +111,13 @@ impl<T> Sender<T> {
     ///
     /// Cancel safe.
     pub(crate) async fn reserve(&self, bytes: usize) -> Result<Permit<'_, T>, Closed> {
-        let cost = self.cost(bytes);
-        let room = self.room.free.acquire_many(cost).await.map_err(|_| Closed)?;
-        Ok(Permit { queue: self, room, cost })
+        Ok(Permit { queue: self, room: self.room.reserve(bytes).await? })
     }
 
     /// `Ok(None)` where the queue is full.
     pub(crate) fn try_reserve(&self, bytes: usize) -> Result<Option<Permit<'_, T>>, Closed> {
-        let cost = self.cost(bytes);
-        match self.room.free.try_acquire_many(cost) {
-            Ok(room) => Ok(Some(Permit { queue: self, room, cost })),
-            Err(TryAcquireError::NoPermits) => Ok(None),
-            Err(TryAcquireError::Closed) => Err(Closed),
-        }
+        let room = self.room.try_reserve(bytes)?;
+        Ok(room.map(|room| Permit { queue: self, room }))
     }
 
     /// Queues without asking for room. For the last item of a stream, of which there is
@@ -79,41 +126,24 @@ impl<T> Sender<T> {
         // A receiver that is gone wants no last word.
         let _ = self.items.send((0, item));
     }
-
-    fn cost(&self, bytes: usize) -> u32 {
-        u32::try_from(bytes.saturating_add(ITEM_COST)).unwrap_or(u32::MAX).min(self.room.budget)
-    }
 }
 
 impl<T> Permit<'_, T> {
     pub(crate) fn send(self, item: T) -> Result<(), Closed> {
-        self.queue.items.send((self.cost, item)).map_err(|_| Closed)?;
-        // From here the item holds the room.
-        self.room.forget();
-        Ok(())
+        let Self { queue, room } = self;
+        // A queue without a receiver has no use for its room either.
+        queue.items.send((room.keep(), item)).map_err(|_| Closed)
     }
 }
 
 impl<T> Receiver<T> {
     /// `None` once all senders are gone and the queue is empty.
-    ///
-    /// Cancel safe.
-    pub(crate) async fn recv(&mut self) -> Option<T> {
-        std::future::poll_fn(|cx| self.poll_recv(cx)).await
-    }
-
     pub(crate) fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<T>> {
         self.items.poll_recv(cx).map(|next| next.map(|(cost, item)| self.taken(cost, item)))
     }
 
-    /// What is there now.
-    pub(crate) fn try_recv(&mut self) -> Option<T> {
-        let (cost, item) = self.items.try_recv().ok()?;
-        Some(self.taken(cost, item))
-    }
-
     fn taken(&self, cost: u32, item: T) -> T {
-        self.room.free.add_permits(cost as usize);
+        self.room.release(cost);
         item
     }
 }
@@ -127,7 +157,7 @@ impl<T> Clone for Sender<T> {
 impl<T> Drop for Receiver<T> {
     fn drop(&mut self) {
         // Those who wait for room must not wait for ever.
-        self.room.free.close();
+        self.room.close();
     }
 }
 
@@ -139,6 +169,12 @@ mod tests {
 
     /// Room for four items of 36 bytes.
     const FOUR: u32 = 4 * (64 + 36);
+
+    impl<T> Receiver<T> {
+        async fn recv(&mut self) -> Option<T> {
+            std::future::poll_fn(|cx| self.poll_recv(cx)).await
+        }
+    }
 
     #[tokio::test]
     async fn a_full_queue_makes_senders_wait_until_an_item_is_taken() {

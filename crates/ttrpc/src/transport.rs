@@ -3,21 +3,26 @@
 //! Reading needs no more than bytes, and [`AsyncRead`](tokio::io::AsyncRead) does. Writing
 //! is different: a multiplexer underneath must know where a message ends, because the
 //! frames it makes may not span two of them. So a connection hands its messages to a
-//! [`MessageWriter`], one at a time and whole, and says when it has no more for now.
+//! [`MessageWriter`], one at a time and whole.
 //!
 //! ```text
-//!   callers --> queue --> one task --> MessageWriter --> socket: messages joined into few writes
-//!                                                    `-> multiplexer: messages cut into its frames
+//!   callers --> queue --> MessageWriter --> socket: messages joined into few writes
+//!                                      `--> multiplexer: messages cut into its frames
 //! ```
 //!
-//! **Invariant:** one task owns the writer and is never cancelled in the middle of a
-//! message as long as the connection lives, so that no dropped call leaves half of one
-//! behind.
+//! **Invariant:** who is at the writer hands it whole messages only, so that no dropped call
+//! leaves half of one behind.
 
-use std::{collections::VecDeque, io, io::IoSlice};
+use std::{
+    collections::VecDeque,
+    io,
+    io::IoSlice,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
 
 use bytes::{Buf, Bytes};
-use tokio::io::{AsyncWrite, AsyncWriteExt};
+use tokio::io::AsyncWrite;
 
 /// Takes whole messages. Any [`AsyncWrite`] becomes one inside
 /// [`Client::new`](crate::Client::new) and
@@ -26,15 +31,15 @@ use tokio::io::{AsyncWrite, AsyncWriteExt};
 /// `serve_parts`.
 pub trait MessageWriter: Send + 'static {
     /// Takes one message: ten bytes of header and its payload, nothing before or after.
-    /// It need not be on its way before [`flush`](Self::flush).
-    fn write(&mut self, message: Bytes) -> impl Future<Output = io::Result<()>> + Send;
+    fn put(&mut self, message: Bytes);
 
-    /// Sends what was taken. Called whenever no further message is waiting.
-    fn flush(&mut self) -> impl Future<Output = io::Result<()>> + Send;
+    /// Sends what was taken, as far as it goes; ready when all of it is sent. Whichever task
+    /// calls, it is the one to be woken by `cx` that will call again.
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
-    /// Ends the connection in order; the last call, after a flush. A connection that is cut
-    /// off drops its writer without it.
-    fn close(&mut self) -> impl Future<Output = io::Result<()>> + Send;
+    /// Ends the connection in order; after a flush. A connection that is cut off drops its
+    /// writer without it.
+    fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 }
 
 /// Joins small messages into one vectored write; large ones are not copied either.
@@ -42,38 +47,17 @@ pub trait MessageWriter: Send + 'static {
 pub(crate) struct StreamWriter<W> {
     io: W,
     pending: VecDeque<Bytes>,
-    pending_bytes: usize,
 }
 
-/// Enough to make system calls cheap by the message, little enough to keep latency flat.
-const JOIN_BYTES: usize = 64 << 10;
+/// Enough to make system calls cheap by the message.
 const JOIN_MESSAGES: usize = 32;
 
 impl<W> StreamWriter<W> {
     pub(crate) fn new(io: W) -> Self {
-        Self { io, pending: VecDeque::new(), pending_bytes: 0 }
-    }
-}
-
-impl<W: AsyncWrite + Unpin> StreamWriter<W> {
-    async fn write_pending(&mut self) -> io::Result<()> {
-        while !self.pending.is_empty() {
-            let mut slices = [IoSlice::new(&[]); JOIN_MESSAGES];
-            for (slice, message) in slices.iter_mut().zip(&self.pending) {
-                *slice = IoSlice::new(message);
-            }
-            let count = self.pending.len().min(JOIN_MESSAGES);
-            let written = self.io.write_vectored(&slices[..count]).await?;
-            if written == 0 {
-                return Err(io::ErrorKind::WriteZero.into());
-            }
-            self.advance(written);
-        }
-        Ok(())
+        Self { io, pending: VecDeque::new() }
     }
 
     fn advance(&mut self, mut written: usize) {
-        self.pending_bytes -= written;
         while let Some(first) = self.pending.front_mut() {
             if written < first.len() {
                 return first.advance(written);
@@ -85,27 +69,36 @@ impl<W: AsyncWrite + Unpin> StreamWriter<W> {
 }
 
 impl<W: AsyncWrite + Send + Unpin + 'static> MessageWriter for StreamWriter<W> {
-    async fn write(&mut self, message: Bytes) -> io::Result<()> {
-        self.pending_bytes += message.len();
+    fn put(&mut self, message: Bytes) {
         self.pending.push_back(message);
-        match self.pending_bytes >= JOIN_BYTES || self.pending.len() >= JOIN_MESSAGES {
-            true => self.write_pending().await,
-            false => Ok(()),
+    }
+
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.pending.is_empty() {
+            let mut slices = [IoSlice::new(&[]); JOIN_MESSAGES];
+            for (slice, message) in slices.iter_mut().zip(&self.pending) {
+                *slice = IoSlice::new(message);
+            }
+            let count = self.pending.len().min(JOIN_MESSAGES);
+            let io = Pin::new(&mut self.io);
+            let written = ready!(io.poll_write_vectored(cx, &slices[..count]))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.advance(written);
         }
+        Pin::new(&mut self.io).poll_flush(cx)
     }
 
-    async fn flush(&mut self) -> io::Result<()> {
-        self.write_pending().await?;
-        self.io.flush().await
-    }
-
-    async fn close(&mut self) -> io::Result<()> {
-        self.io.shutdown().await
+    fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+
     use proptest::{collection::vec, prelude::*};
     use tokio::io::AsyncReadExt;
 
@@ -125,11 +118,11 @@ mod tests {
                 let write = async {
                     let mut writer = StreamWriter::new(near);
                     for message in &messages {
-                        writer.write(Bytes::from(message.clone())).await.unwrap();
+                        writer.put(Bytes::from(message.clone()));
                     }
-                    writer.flush().await.unwrap();
-                    assert_eq!(writer.pending_bytes, 0);
-                    writer.close().await.unwrap();
+                    poll_fn(|cx| writer.poll_flush(cx)).await.unwrap();
+                    assert!(writer.pending.is_empty());
+                    poll_fn(|cx| writer.poll_close(cx)).await.unwrap();
                 };
                 let mut got = Vec::new();
                 let (_, read) = tokio::join!(write, far.read_to_end(&mut got));

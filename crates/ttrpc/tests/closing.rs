@@ -5,6 +5,7 @@ mod support;
 use std::{
     io,
     sync::{Arc, atomic::Ordering},
+    task::{self, Poll},
     time::Duration,
 };
 
@@ -77,21 +78,23 @@ async fn the_last_clone_takes_the_connection_with_it() {
 
 /// Fails at the given message, as a socket does whose other end is being closed.
 struct Fails {
-    after: usize,
+    after: i32,
 }
 
 impl MessageWriter for Fails {
-    async fn write(&mut self, _: Bytes) -> io::Result<()> {
-        self.after = self.after.checked_sub(1).ok_or(io::ErrorKind::BrokenPipe)?;
-        Ok(())
+    fn put(&mut self, _: Bytes) {
+        self.after -= 1;
     }
 
-    async fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+    fn poll_flush(&mut self, _: &mut task::Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(match self.after {
+            0.. => Ok(()),
+            _ => Err(io::ErrorKind::BrokenPipe.into()),
+        })
     }
 
-    async fn close(&mut self) -> io::Result<()> {
-        Ok(())
+    fn poll_close(&mut self, _: &mut task::Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
     }
 }
 

@@ -3,11 +3,16 @@
 
 mod support;
 
-use std::{io, sync::Arc};
+use std::{
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{self, Poll, ready},
+};
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes, BytesMut};
 use support::{LONG, ask, service};
-use tokio::io::{AsyncWriteExt, WriteHalf};
+use tokio::io::{AsyncWrite, WriteHalf};
 use tokio_util::task::TaskTracker;
 use ttrpc::{Client, Context, HEADER_LEN, Header, MessageWriter, Server};
 
@@ -15,27 +20,31 @@ use ttrpc::{Client, Context, HEADER_LEN, Header, MessageWriter, Server};
 /// 4096 bytes first, then all the rest.
 struct Cutter<W> {
     io: WriteHalf<W>,
+    pending: BytesMut,
     frames: tokio::sync::mpsc::UnboundedSender<usize>,
 }
 
-impl<W: tokio::io::AsyncWrite + Send + 'static> MessageWriter for Cutter<W> {
-    async fn write(&mut self, message: Bytes) -> io::Result<()> {
+impl<W: AsyncWrite + Send + 'static> MessageWriter for Cutter<W> {
+    fn put(&mut self, message: Bytes) {
         let header = *message.first_chunk::<HEADER_LEN>().expect("a header");
         assert_eq!(Header::from_bytes(header).len as usize, message.len() - HEADER_LEN);
         let (head, rest) = message.split_at(message.len().min(4096));
         for frame in [head, rest].into_iter().filter(|frame| !frame.is_empty()) {
             let _ = self.frames.send(frame.len());
-            self.io.write_all(frame).await?;
+            self.pending.extend_from_slice(frame);
         }
-        Ok(())
     }
 
-    async fn flush(&mut self) -> io::Result<()> {
-        self.io.flush().await
+    fn poll_flush(&mut self, cx: &mut task::Context<'_>) -> Poll<io::Result<()>> {
+        while !self.pending.is_empty() {
+            let written = ready!(Pin::new(&mut self.io).poll_write(cx, &self.pending))?;
+            self.pending.advance(written);
+        }
+        Pin::new(&mut self.io).poll_flush(cx)
     }
 
-    async fn close(&mut self) -> io::Result<()> {
-        self.io.shutdown().await
+    fn poll_close(&mut self, cx: &mut task::Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }
 
@@ -44,11 +53,12 @@ async fn a_transport_sees_the_borders_of_messages() {
     let (frames, mut cut) = tokio::sync::mpsc::unbounded_channel();
     let (near, far) = tokio::io::duplex(1 << 20);
     let (reader, writer) = tokio::io::split(near);
-    let client = Client::from_parts(reader, Cutter { io: writer, frames: frames.clone() });
+    let cutter = |io, frames| Cutter { io, pending: BytesMut::new(), frames };
+    let client = Client::from_parts(reader, cutter(writer, frames.clone()));
     let (reader, writer) = tokio::io::split(far);
     let server = Server::builder().service(service(&Arc::default())).build();
     let tasks = TaskTracker::new();
-    tasks.spawn(async move { server.serve_parts(reader, Cutter { io: writer, frames }).await });
+    tasks.spawn(async move { server.serve_parts(reader, cutter(writer, frames)).await });
 
     // Many at once, so that messages wait behind each other.
     let calls = (0..20).map(|i| {

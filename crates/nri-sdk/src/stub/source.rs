@@ -10,6 +10,7 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
+use nri_wire::Socket;
 use parking_lot::Mutex;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use tokio::{
@@ -72,12 +73,14 @@ impl Source {
 
     pub(super) async fn connect(&self) -> Result<BoxIo, ConnectError> {
         match self {
-            Self::Socket(path) => match UnixStream::connect(path).await {
-                Ok(stream) => Ok(Box::pin(stream)),
-                Err(source) => {
-                    Err(ConnectError::Socket { path: path.display().to_string(), source })
+            Self::Socket(path) => {
+                match UnixStream::connect(path).await.and_then(Socket::try_from) {
+                    Ok(socket) => Ok(Box::pin(socket)),
+                    Err(source) => {
+                        Err(ConnectError::Socket { path: path.display().to_string(), source })
+                    }
                 }
-            },
+            }
             Self::Dialer(dial) => dial().await.map_err(ConnectError::Dial),
             Self::Given(io) => io.lock().take().ok_or(ConnectError::Used),
             Self::Inherited(fd) => match Inherited::open(fd) {
@@ -94,7 +97,7 @@ impl Source {
 ///
 /// Its number says nothing about who owns it, so we do not take it: we copy it, and shut the
 /// socket down at the end, since closing the copy alone would not reach the peer.
-struct Inherited(UnixStream);
+struct Inherited(Socket);
 
 impl Inherited {
     fn open(fd: &str) -> io::Result<Self> {
@@ -102,9 +105,7 @@ impl Inherited {
         let fd: RawFd = fd.parse().ok().filter(|fd| *fd >= 0).ok_or_else(invalid)?;
         let this_process = pidfd_open(getpid(), PidfdFlags::empty())?;
         let copy = pidfd_getfd(this_process, fd, PidfdGetfdFlags::empty())?;
-        let stream = std::os::unix::net::UnixStream::from(copy);
-        stream.set_nonblocking(true)?;
-        Ok(Self(UnixStream::from_std(stream)?))
+        Ok(Self(Socket::new(copy.into())?))
     }
 }
 

@@ -1,37 +1,48 @@
 //! The way out of a trunk, shared by its connections.
 //!
-//! Who has something to send takes the lock, lays its message out in frames behind what is
-//! pending, and writes. The bytes that are pending belong to the trunk, not to the writer:
-//! whoever comes next finishes them first.
+//! Who has something to send lays its message out in frames behind what is pending, and writes.
+//! The bytes that are pending belong to the trunk, not to the writer: whoever comes next
+//! finishes them first.
 
-use std::{collections::VecDeque, io, io::IoSlice, sync::Arc};
+use std::{
+    collections::VecDeque,
+    io,
+    io::IoSlice,
+    mem,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker, ready},
+};
 
 use bytes::{Buf, Bytes, BytesMut};
-use tokio::{
-    io::{AsyncWrite, AsyncWriteExt},
-    sync::Mutex,
-};
+use parking_lot::Mutex;
+use tokio::io::AsyncWrite;
 use ttrpc::MessageWriter;
 
 use crate::frame::lay_out;
 
-/// Enough to make system calls cheap by the message, little enough to keep latency flat.
-const JOIN_BYTES: usize = 64 << 10;
+/// Enough to make system calls cheap by the message.
 const JOIN_SLICES: usize = 16;
 
 #[derive(Debug)]
 pub(crate) struct Egress<W> {
     out: Mutex<Out<W>>,
+    blocked: Arc<Blocked>,
 }
 
-/// At most [`JOIN_BYTES`] and one message are pending.
+/// At most what the connections have room for is pending.
 #[derive(Debug)]
 struct Out<W> {
     io: W,
     /// Small messages and headers, to be sent after `pending`.
     head: BytesMut,
     pending: VecDeque<Bytes>,
-    pending_bytes: usize,
+}
+
+/// The connections that wait for the trunk to take more. It remembers only the last who asked.
+#[derive(Debug, Default)]
+struct Blocked {
+    waiting: Mutex<Vec<Waker>>,
 }
 
 /// Sends the messages of one connection, each in frames of its own.
@@ -44,7 +55,36 @@ pub struct MuxWriter<W> {
 impl<W> Egress<W> {
     pub(crate) fn new(io: W) -> Self {
         let (head, pending) = (BytesMut::new(), VecDeque::new());
-        Self { out: Mutex::new(Out { io, head, pending, pending_bytes: 0 }) }
+        Self { out: Mutex::new(Out { io, head, pending }), blocked: Arc::default() }
+    }
+}
+
+impl<W: AsyncWrite + Unpin> Egress<W> {
+    fn poll_flush(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut out = self.out.lock();
+        let all = Waker::from(Arc::clone(&self.blocked));
+        if let Poll::Ready(done) = out.poll_drain(&mut Context::from_waker(&all)) {
+            return Poll::Ready(done);
+        }
+        self.blocked.add(cx.waker());
+        // There may have been room before we were among those who are woken by it.
+        out.poll_drain(&mut Context::from_waker(&all))
+    }
+}
+
+impl Blocked {
+    fn add(&self, waker: &Waker) {
+        let mut waiting = self.waiting.lock();
+        if !waiting.iter().any(|have| have.will_wake(waker)) {
+            waiting.push(waker.clone());
+        }
+    }
+}
+
+impl Wake for Blocked {
+    fn wake(self: Arc<Self>) {
+        let waiting = mem::take(&mut *self.waiting.lock());
+        waiting.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -52,7 +92,6 @@ impl<W: AsyncWrite + Unpin> Out<W> {
     fn push(&mut self, connection: u32, message: Bytes) {
         if let Some(rest) = lay_out(connection, message, &mut self.head) {
             self.seal();
-            self.pending_bytes += rest.len();
             self.pending.push_back(rest);
         }
     }
@@ -60,17 +99,11 @@ impl<W: AsyncWrite + Unpin> Out<W> {
     /// What is in `head` takes its place among what is pending.
     fn seal(&mut self) {
         if !self.head.is_empty() {
-            self.pending_bytes += self.head.len();
             self.pending.push_back(self.head.split().freeze());
         }
     }
 
-    fn is_full(&self) -> bool {
-        self.pending_bytes + self.head.len() >= JOIN_BYTES
-    }
-
-    /// Cancel safe: what was written is gone from `pending`, the rest is there.
-    async fn drain(&mut self) -> io::Result<()> {
+    fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.seal();
         while !self.pending.is_empty() {
             let mut slices = [IoSlice::new(&[]); JOIN_SLICES];
@@ -78,17 +111,17 @@ impl<W: AsyncWrite + Unpin> Out<W> {
                 *slice = IoSlice::new(bytes);
             }
             let count = self.pending.len().min(JOIN_SLICES);
-            let written = self.io.write_vectored(&slices[..count]).await?;
+            let io = Pin::new(&mut self.io);
+            let written = ready!(io.poll_write_vectored(cx, &slices[..count]))?;
             if written == 0 {
-                return Err(io::ErrorKind::WriteZero.into());
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
             self.advance(written);
         }
-        Ok(())
+        Pin::new(&mut self.io).poll_flush(cx)
     }
 
     fn advance(&mut self, mut written: usize) {
-        self.pending_bytes -= written;
         while let Some(first) = self.pending.front_mut() {
             if written < first.len() {
                 return first.advance(written);
@@ -106,23 +139,16 @@ impl<W> MuxWriter<W> {
 }
 
 impl<W: AsyncWrite + Send + Unpin + 'static> MessageWriter for MuxWriter<W> {
-    async fn write(&mut self, message: Bytes) -> io::Result<()> {
-        let mut out = self.egress.out.lock().await;
-        out.push(self.connection, message);
-        match out.is_full() {
-            true => out.drain().await,
-            false => Ok(()),
-        }
+    fn put(&mut self, message: Bytes) {
+        self.egress.out.lock().push(self.connection, message);
     }
 
-    async fn flush(&mut self) -> io::Result<()> {
-        let mut out = self.egress.out.lock().await;
-        out.drain().await?;
-        out.io.flush().await
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.egress.poll_flush(cx)
     }
 
     /// Closing a connection inside a trunk is local; the trunk stays.
-    async fn close(&mut self) -> io::Result<()> {
-        Ok(())
+    fn poll_close(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
     }
 }

@@ -5,7 +5,8 @@
 //!               -> data ----> inbox of the call ^ refusals ^
 //! ```
 //!
-//! Reading, refusing and writing are one future; only handlers are tasks.
+//! Reading and refusing are one future; only handlers are tasks, and write their answers
+//! themselves.
 
 use std::{io, panic::AssertUnwindSafe, pin::pin, sync::Arc};
 
@@ -26,7 +27,7 @@ use crate::{
     Status,
     context::deadline_from_wire,
     frame::{Decoded, FrameReader},
-    link::{self, Event, Link, Role, Slot},
+    link::{self, Ended, Event, Link, Role, Slot},
     message::Outgoing,
     service::{Answer, Method, StreamEnd},
     transport::StreamWriter,
@@ -61,9 +62,10 @@ where
     R: AsyncRead + Unpin,
     W: MessageWriter,
 {
-    let (link, queued) = Link::new(Role::Server);
+    let link = Link::new(Role::Server, writer);
+    // Also when this future is dropped, as below.
+    let _ended = Ended(Arc::clone(&link));
     let gone = CancellationToken::new();
-    // Also when this future is dropped.
     let _gone = gone.clone().drop_guard();
     let calls = TaskTracker::new();
     let (drain, abort) = (server.drain.clone(), server.abort.clone());
@@ -74,7 +76,7 @@ where
         gone: gone.clone(),
         last_id: 0,
     };
-    let mut write = pin!(link::write_loop(queued, writer, |_| true));
+    let mut write = pin!(link.write());
     let end = tokio::select! {
         end = connection.read_loop(FrameReader::new(reader)) => End::Peer(end),
         end = &mut write => End::Peer(end),
