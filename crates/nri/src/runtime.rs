@@ -34,7 +34,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use nri_wire::{EventMask, PluginId, api};
+use nri_wire::{EventMask, PluginId, Trunk, api};
 use parking_lot::{Mutex, RwLock};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -317,7 +317,8 @@ impl Nri {
             origin: Origin::BuiltIn,
             scope: Scope::Open,
         };
-        let peer = join::join(&self.shared, io, arrival).await?;
+        let connect = |desk| Trunk::runtime(io, desk);
+        let peer = join::join(&self.shared, connect, arrival).await?;
         let shared = Arc::clone(&self.shared);
         self.shared.tasks.spawn(async move { join::stay(&shared, peer).await });
         Ok(())

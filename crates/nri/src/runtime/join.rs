@@ -12,11 +12,7 @@ use std::{
 
 use nri_wire::{EventMask, IdentityError, InvalidMask, PluginId, Trunk, api::*, defaults};
 use parking_lot::Mutex;
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    sync::oneshot,
-    time::timeout,
-};
+use tokio::{sync::oneshot, time::timeout};
 use tracing::{info, warn};
 use ttrpc::{Context, ServerContext, Status};
 
@@ -74,17 +70,15 @@ pub(super) fn treatment(settings: &Settings, id: &PluginId) -> Treatment {
     Treatment { policy, limit }
 }
 
-/// Takes a connection in. Returns when the plugin is synchronised.
+/// Takes a connection in, over which `connect` serves what the plugin may call. Returns when the
+/// plugin is synchronised.
 ///
 /// Not cancel safe: dropped late, it leaves the plugin in the set.
-pub(super) async fn join<T>(
+pub(super) async fn join(
     shared: &Arc<Shared>,
-    io: T,
+    connect: impl FnOnce(Desk) -> (PluginClient, Trunk),
     arrival: Arrival,
-) -> Result<Arc<Peer>, JoinError>
-where
-    T: AsyncRead + AsyncWrite + Send + 'static,
-{
+) -> Result<Arc<Peer>, JoinError> {
     let (registered, registration) = oneshot::channel();
     let peer_cell = Arc::new(OnceLock::new());
     let desk = Desk {
@@ -93,7 +87,7 @@ where
         registered: Mutex::new(Some(registered)),
         peer: Arc::clone(&peer_cell),
     };
-    let (client, trunk) = Trunk::runtime(io, desk);
+    let (client, trunk) = connect(desk);
     let limit = shared.settings.load().registration_timeout;
     let (id, version) = tokio::select! {
         id = timeout(limit, registration) => match id {
@@ -201,7 +195,7 @@ impl State {
 type Registered = Result<(PluginId, String), Status>;
 
 /// What one plugin can call.
-struct Desk {
+pub(super) struct Desk {
     shared: Weak<Shared>,
     arrival: Arrival,
     registered: Mutex<Option<oneshot::Sender<Registered>>>,

@@ -22,9 +22,8 @@ use std::{
 };
 
 use command_fds::{CommandFdExt, FdMapping};
-use nri_wire::{IdentityError, PluginId, defaults};
+use nri_wire::{IdentityError, PluginId, Socket, Trunk, defaults};
 use tokio::{
-    net::UnixStream,
     process::{Child, Command},
     sync::{mpsc, oneshot},
     time::{Instant, sleep, timeout},
@@ -332,8 +331,9 @@ async fn run_once(
     let origin = Origin::Launched { pid: child.id().unwrap_or_default() };
     let (id, config) = (Some(plugin.clone()), found.config.clone());
     let arrival = Arrival { id, config, origin, scope: found.scope.clone() };
+    let connect = |desk| Trunk::runtime_on(socket, desk);
     let joined = tokio::select! {
-        joined = join::join(shared, socket, arrival) => joined,
+        joined = join::join(shared, connect, arrival) => joined,
         () = stop.cancelled() => Err(JoinError::Closed),
     };
     match joined {
@@ -378,11 +378,10 @@ impl Shared {
     }
 }
 
-fn start(found: &Found, show_stderr: bool) -> Result<(Child, UnixStream), LaunchError> {
+fn start(found: &Found, show_stderr: bool) -> Result<(Child, Socket), LaunchError> {
     let fail = |source| LaunchError::Start { path: found.path.clone(), source };
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(fail)?;
-    ours.set_nonblocking(true).map_err(fail)?;
-    let ours = UnixStream::from_std(ours).map_err(fail)?;
+    let ours = Socket::new(ours).map_err(fail)?;
     let mut command = std::process::Command::new(&found.path);
     command
         .env_clear()

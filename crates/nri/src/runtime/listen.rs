@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use nri_wire::{Socket, Trunk};
 use rustix::{
     event::{PollFd, PollFlags},
     process::{Pid, PidfdFlags, pidfd_open},
@@ -187,8 +188,10 @@ async fn take_in(
     scope: Scope,
 ) -> Result<Arc<crate::peer::Peer>, join::JoinError> {
     let arrival = Arrival { id: None, config: String::new(), origin, scope };
+    let socket = Socket::try_from(stream).map_err(|_| join::JoinError::Closed)?;
+    let connect = |desk| Trunk::runtime_on(socket, desk);
     tokio::select! {
-        joined = join::join(shared, stream, arrival) => joined,
+        joined = join::join(shared, connect, arrival) => joined,
         () = shared.stop.cancelled() => Err(join::JoinError::Closed),
     }
 }
