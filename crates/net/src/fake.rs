@@ -2,14 +2,12 @@
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 
 pub(crate) fn program(dir: &Path, name: &str, script: &str) -> PathBuf {
     let path = dir.join(name);
-    fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    testkit::program(&path, &format!("#!/bin/sh\n{script}\n"));
     path
 }
 

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fs,
     future::Future,
-    os::{fd::AsFd, unix::fs::PermissionsExt},
+    os::fd::AsFd,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -83,9 +83,7 @@ DEL) rm -f $lease ;;
 esac
 "#
         );
-        let path = self.path("bin").join(name);
-        fs::write(&path, script).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        testkit::program(&self.path("bin").join(name), &script);
     }
 
     /// `verb` is `a.ADD`.
