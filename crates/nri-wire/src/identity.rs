@@ -1,14 +1,16 @@
 //! Who a plugin is: a place in the order and a name, as in `10-device-injector`.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, sync::Arc};
 
 /// Two digits and a name. Plugins are asked in this order; its text form is what owners,
-/// metrics and messages call a plugin.
+/// metrics and messages call a plugin. Clones share it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PluginId {
-    index: [u8; 2],
-    name: String,
+    /// As the index has two digits, this is also the order.
+    text: Arc<str>,
 }
+
+const INDEX_LEN: usize = 2;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityError {
@@ -22,25 +24,29 @@ pub enum IdentityError {
 
 impl PluginId {
     pub fn new(index: &str, name: &str) -> Result<Self, IdentityError> {
-        let index: [u8; 2] = match index.as_bytes() {
-            &[a, b] if a.is_ascii_digit() && b.is_ascii_digit() => [a, b],
-            _ => return Err(IdentityError::Index(index.to_owned())),
-        };
+        if index.len() != INDEX_LEN || !index.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(IdentityError::Index(index.to_owned()));
+        }
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '+' | '-');
         match !name.is_empty() && name.chars().all(allowed) {
-            true => Ok(Self { index, name: name.to_owned() }),
+            true => Ok(Self { text: format!("{index}-{name}").into() }),
             false => Err(IdentityError::Name(name.to_owned())),
         }
     }
 
     /// The two digits.
     pub fn index(&self) -> &str {
-        std::str::from_utf8(&self.index).expect("digits are ASCII")
+        &self.text[..INDEX_LEN]
     }
 
     /// Without the index.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.text[INDEX_LEN + 1..]
+    }
+
+    /// Its text form.
+    pub fn as_str(&self) -> &str {
+        &self.text
     }
 }
 
@@ -56,7 +62,7 @@ impl FromStr for PluginId {
 
 impl fmt::Display for PluginId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}", self.index(), self.name)
+        f.write_str(&self.text)
     }
 }
 

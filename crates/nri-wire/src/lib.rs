@@ -63,6 +63,7 @@
 //! gone is not the wire's business, beyond bounding what a peer can make us allocate.
 
 mod annotation;
+mod encode;
 mod event;
 mod frame;
 mod identity;
@@ -74,12 +75,13 @@ mod socket;
 mod trunk;
 
 pub use annotation::effective_annotation;
+pub use encode::About;
 pub use event::{EventMask, InvalidMask, UnknownEvent};
 pub use frame::{FIRST_FRAME, Frames, HEADER_LEN, MAX_FRAME, Piece};
 pub use identity::{IdentityError, PluginId};
 pub use mux::{Connection, Mux, MuxError, MuxReader, MuxWriter, OpenError};
 pub use socket::Socket;
-pub use trunk::Trunk;
+pub use trunk::{Trunk, Watcher};
 
 /// Messages, services and enums, generated from `proto/nri/api.proto`.
 ///

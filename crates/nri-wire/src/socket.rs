@@ -6,6 +6,7 @@
 
 use std::{
     io::{self, IoSlice},
+    mem,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
@@ -27,15 +28,25 @@ use tokio::{
 /// One end of a connection between two processes of a host.
 #[derive(Debug)]
 pub struct Socket {
-    /// The type for pipes is the one of tokio's that is registered for reading alone; reading
-    /// is the same.
-    io: pipe::Receiver,
+    io: Reading,
     /// The same socket, registered for writing, while there is no room in it.
     room: Option<pipe::Sender>,
     look: Look,
 }
 
-/// Makes a [`Socket`] look for bytes at its next read, though nobody told it of any.
+#[derive(Debug)]
+enum Reading {
+    /// We are told of what comes. The type for pipes is the one of tokio's that is registered for
+    /// reading alone; reading is the same.
+    Told(pipe::Receiver),
+    /// Somebody looks. To be told as well would wake a thread for nothing.
+    Looked(OwnedFd),
+    /// Between the two, and for ever if that fails.
+    Lost,
+}
+
+/// Makes a [`Socket`] look for bytes at its next read, and not wait to be told of them if there
+/// are none: who asks has to have it read once more when nobody looks any longer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Look(Arc<AtomicBool>);
 
@@ -49,12 +60,57 @@ impl Look {
     }
 }
 
+/// What one look takes in: most answers, and little to be made ready for nothing.
+const LOOK: usize = 2048;
+
+impl Reading {
+    /// From here on nobody is told.
+    fn looked(&mut self) -> io::Result<&OwnedFd> {
+        if let Self::Told(_) = self {
+            let Self::Told(io) = mem::replace(self, Self::Lost) else { return Err(lost()) };
+            *self = Self::Looked(io.into_nonblocking_fd()?);
+        }
+        match self {
+            Self::Looked(fd) => Ok(fd),
+            Self::Told(_) | Self::Lost => Err(lost()),
+        }
+    }
+
+    fn told(&mut self) -> io::Result<&mut pipe::Receiver> {
+        if let Self::Looked(_) = self {
+            let Self::Looked(fd) = mem::replace(self, Self::Lost) else { return Err(lost()) };
+            *self = Self::Told(pipe::Receiver::from_owned_fd_unchecked(fd)?);
+        }
+        match self {
+            Self::Told(io) => Ok(io),
+            Self::Looked(_) | Self::Lost => Err(lost()),
+        }
+    }
+
+    fn fd(&self) -> io::Result<BorrowedFd<'_>> {
+        match self {
+            Self::Told(io) => Ok(io.as_fd()),
+            Self::Looked(fd) => Ok(fd.as_fd()),
+            Self::Lost => Err(lost()),
+        }
+    }
+}
+
+fn lost() -> io::Error {
+    io::Error::other("the socket could not be registered")
+}
+
 impl Socket {
     /// Must be called inside a tokio runtime with I/O.
     pub fn new(socket: UnixStream) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         let io = pipe::Receiver::from_owned_fd_unchecked(OwnedFd::from(socket))?;
-        Ok(Self { io, room: None, look: Look::default() })
+        Ok(Self { io: Reading::Told(io), room: None, look: Look::default() })
+    }
+
+    /// Ends it in both directions, also for those who hold another descriptor of it.
+    pub fn end(&self) -> io::Result<()> {
+        Ok(rustix::net::shutdown(self.io.fd()?, Shutdown::Both)?)
     }
 
     pub(crate) fn look(&self) -> Look {
@@ -68,10 +124,10 @@ impl Socket {
         write_later: impl FnOnce(Pin<&mut pipe::Sender>) -> Poll<io::Result<usize>>,
     ) -> Poll<io::Result<usize>> {
         while self.room.is_none() {
-            match write(self.io.as_fd()) {
+            match write(self.io.fd()?) {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
-                    let again = self.io.as_fd().try_clone_to_owned()?;
+                    let again = self.io.fd()?.try_clone_to_owned()?;
                     self.room = Some(pipe::Sender::from_owned_fd_unchecked(again)?);
                 }
                 written => return Poll::Ready(Ok(written?)),
@@ -81,12 +137,6 @@ impl Socket {
             Some(room) => write_later(Pin::new(room)),
             None => Poll::Pending,
         }
-    }
-}
-
-impl AsFd for Socket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.io.as_fd()
     }
 }
 
@@ -105,16 +155,17 @@ impl AsyncRead for Socket {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.look.is_asked() {
-            match rustix::io::read(self.io.as_fd(), buf.initialize_unfilled()) {
-                Err(Errno::AGAIN | Errno::INTR) => {}
-                Err(error) => return Poll::Ready(Err(error.into())),
+            let room = buf.remaining().min(LOOK);
+            return match rustix::io::read(self.io.looked()?, buf.initialize_unfilled_to(room)) {
+                Err(Errno::AGAIN | Errno::INTR) => Poll::Pending,
+                Err(error) => Poll::Ready(Err(error.into())),
                 Ok(read) => {
                     buf.advance(read);
-                    return Poll::Ready(Ok(()));
+                    Poll::Ready(Ok(()))
                 }
-            }
+            };
         }
-        Pin::new(&mut self.io).poll_read(cx, buf)
+        Pin::new(self.io.told()?).poll_read(cx, buf)
     }
 }
 
@@ -149,7 +200,7 @@ impl AsyncWrite for Socket {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(rustix::net::shutdown(self.io.as_fd(), Shutdown::Write)?))
+        Poll::Ready(Ok(rustix::net::shutdown(self.io.fd()?, Shutdown::Write)?))
     }
 }
 
@@ -211,6 +262,7 @@ mod tests {
         look.ask();
         assert_eq!(near.read(&mut buf).now_or_never().unwrap().unwrap(), 3);
         look.ask();
+        assert!(near.read(&mut buf).now_or_never().is_none());
         assert!(near.read(&mut buf).now_or_never().is_none(), "it waits as before");
         Write::write_all(&mut far, b"later").unwrap();
         assert_eq!(near.read(&mut buf).await.unwrap(), 5);

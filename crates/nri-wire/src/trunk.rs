@@ -127,17 +127,10 @@ impl Trunk {
         Self { client, server, stop, tasks, helm, look: None, end }
     }
 
-    /// Takes in what has come by now, on this thread, without having been told of it, so that an
-    /// answer that comes within microseconds need not be waited for asleep. Does nothing for a
-    /// trunk that is not on a [`Socket`], or that somebody else is at.
-    pub fn look(&self) {
-        let (Some(look), Some(mut helm)) = (&self.look, self.helm.try_lock()) else { return };
-        look.ask();
-        helm.parts.call_first();
-        if let Some(ended) = helm.parts.turn() {
-            helm.ended.push_back(ended);
-            helm.parts.wake_task();
-        }
+    /// For who would rather look for an answer than sleep until it comes: it may be there before
+    /// a thread has fallen asleep and been woken.
+    pub fn watch(&self) -> Watcher<'_> {
+        Watcher { trunk: self, looked: false }
     }
 
     /// Ends the trunk now: calls in flight fail, handlers are dropped.
@@ -169,7 +162,45 @@ impl Trunk {
     }
 }
 
+/// Somebody who looks at a trunk. Nobody is told of what comes until it is dropped or has found
+/// something.
+#[derive(Debug)]
+pub struct Watcher<'a> {
+    trunk: &'a Trunk,
+    looked: bool,
+}
+
+impl Watcher<'_> {
+    /// Takes in what has come by now, on this thread. Does nothing for a trunk that is not on a
+    /// [`Socket`], or that somebody else is at.
+    pub fn look(&mut self) {
+        let Some(look) = &self.trunk.look else { return };
+        if let Some(mut helm) = self.trunk.helm.try_lock() {
+            look.ask();
+            self.looked = true;
+            helm.read();
+        }
+    }
+}
+
+impl Drop for Watcher<'_> {
+    fn drop(&mut self) {
+        if self.looked {
+            self.trunk.helm.lock().read();
+        }
+    }
+}
+
 impl Helm {
+    /// Has the trunk read, in the stead of the task.
+    fn read(&mut self) {
+        self.parts.call_first();
+        if let Some(ended) = self.parts.turn() {
+            self.ended.push_back(ended);
+            self.parts.wake_task();
+        }
+    }
+
     /// Ready when the trunk is at its end.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), MuxError>> {
         loop {
@@ -385,11 +416,12 @@ mod tests {
 
     /// Looks until it is so. Nothing else runs on this thread meanwhile.
     fn look_until(trunk: &Trunk, mut is_so: impl FnMut() -> bool) {
+        let mut watcher = trunk.watch();
         for _ in 0..100_000 {
             if is_so() {
                 return;
             }
-            trunk.look();
+            watcher.look();
             std::thread::sleep(Duration::from_micros(50));
         }
         panic!("never");
@@ -426,7 +458,22 @@ mod tests {
         look_until(&trunk, found);
         timeout(Duration::from_secs(5), trunk.closed()).await.unwrap().unwrap();
         assert!(client.configure(&ctx(), &ConfigureRequest::default()).await.is_err());
-        trunk.look();
+        trunk.watch().look();
+    }
+
+    #[tokio::test]
+    async fn who_has_looked_in_vain_leaves_the_trunk_as_it_was() {
+        let (client, trunk, plugin) = far_away();
+        tokio::task::yield_now().await;
+        let mut watcher = trunk.watch();
+        (0..3).for_each(|_| watcher.look());
+        drop(watcher);
+        let (ctx, request) = (ctx(), sync(5000));
+        let answer = timeout(Duration::from_secs(20), client.synchronize(&ctx, &request)).await;
+        assert_eq!(answer.expect("somebody is told of it").unwrap().update.len(), 5);
+        trunk.close();
+        trunk.closed().await.unwrap();
+        tokio::task::spawn_blocking(|| plugin.join()).await.unwrap().unwrap();
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -442,12 +489,13 @@ mod tests {
                     let mut call = std::pin::pin!(client.synchronize(&ctx, &request));
                     let mut looks = i % 5;
                     let answer = poll_fn(|cx| {
+                        let mut watcher = trunk.watch();
                         while call.as_mut().poll(cx).is_pending() {
                             if looks == 0 {
                                 return Poll::Pending;
                             }
                             looks -= 1;
-                            trunk.look();
+                            watcher.look();
                         }
                         Poll::Ready(())
                     });

@@ -387,7 +387,7 @@ impl Peer {
         let mut looks = if alone { self.attention.looks() } else { 0 };
         let mut call = pin!(call);
         poll_fn(|cx| {
-            let looked = looks > 0;
+            let (looked, mut watcher) = (looks > 0, self.trunk.watch());
             loop {
                 if let Poll::Ready(answer) = call.as_mut().poll(cx) {
                     return Poll::Ready(answer);
@@ -400,7 +400,7 @@ impl Peer {
                 }
                 looks -= 1;
                 std::thread::yield_now();
-                self.trunk.look();
+                watcher.look();
             }
         })
         .await

@@ -112,18 +112,20 @@ fn client(service: &Service, buf: &mut String) -> fmt::Result {
         #[derive(Clone, Debug)]
         pub struct {name}Client {{ client: ::ttrpc::Client }}
         impl {name}Client {{
+        /// The name of the service, with its package.
+        pub const SERVICE: &'static str = \"{full}\";
         pub fn new(client: ::ttrpc::Client) -> Self {{ Self {{ client }} }}
         /// The connection, to close it or to wait for its end.
         pub fn connection(&self) -> &::ttrpc::Client {{ &self.client }}"
     )?;
     for method in &service.methods {
         method.comments.append_with_indent(1, buf);
-        client_method(&full, method, buf)?;
+        client_method(method, buf)?;
     }
     writeln!(buf, "}}")
 }
 
-fn client_method(service: &str, method: &Method, buf: &mut String) -> fmt::Result {
+fn client_method(method: &Method, buf: &mut String) -> fmt::Result {
     let Method { name, proto_name, input_type: req, output_type: res, .. } = method;
     let kind = Kind::of(method);
     let (arg, pass) = match kind {
@@ -140,7 +142,7 @@ fn client_method(service: &str, method: &Method, buf: &mut String) -> fmt::Resul
         buf,
         "pub async fn {name}(&self, ctx: &::ttrpc::Context{arg})
             -> ::core::result::Result<{result}, ::ttrpc::Error> {{
-            let name = ::ttrpc::MethodName::new(\"{service}\", \"{proto_name}\");
+            let name = ::ttrpc::MethodName::new(Self::SERVICE, \"{proto_name}\");
             self.client.{}(name, ctx{pass}).await
         }}",
         kind.client_fn()

@@ -25,7 +25,7 @@ use crate::{
     ClientStream, Context, Direction, Error, Flags, Header, MessageType, MessageWriter, Oversize,
     Receiver, RequestSender,
     frame::{Decoded, FrameReader},
-    link::{self, Ended, Event, Link, Role, Slot, Waiter},
+    link::{self, Ended, Event, Haste, Link, Role, Slot, Waiter},
     message::{Envelope, Outgoing},
     transport::StreamWriter,
     wire::Response,
@@ -55,6 +55,12 @@ struct Handle {
 pub(crate) struct Call {
     handle: Arc<Handle>,
     stream_id: u32,
+}
+
+/// A unary call that is queued or sent.
+struct Waiting {
+    answer: oneshot::Receiver<Result<Bytes, Error>>,
+    _call: Call,
 }
 
 /// The name of a method, in the two parts a request carries.
@@ -121,6 +127,41 @@ impl Client {
     {
         let message = Outgoing::request(name.envelope(ctx), Some(request), Flags::NONE)?;
         Ok(Res::decode(self.unary(ctx, message).await?)?)
+    }
+
+    /// One request, one response, both as the bytes that a method's messages are on the wire: for
+    /// those who send the same to many.
+    ///
+    /// Cancel safe as [`Client::call`].
+    pub async fn call_encoded(
+        &self,
+        name: MethodName<'_>,
+        ctx: &Context,
+        request: &[u8],
+    ) -> Result<Bytes, Error> {
+        self.unary(ctx, Outgoing::encoded_request(name.envelope(ctx), request)?).await
+    }
+
+    /// The same, but it is not sent before somebody calls [`Client::flush`], to which `queued`
+    /// has to see: for those who have more to send, and know when they have not.
+    ///
+    /// Cancel safe as [`Client::call`]; what was not sent yet is not sent.
+    pub async fn call_encoded_later(
+        &self,
+        name: MethodName<'_>,
+        ctx: &Context,
+        request: &[u8],
+        queued: impl FnOnce(&Self),
+    ) -> Result<Bytes, Error> {
+        let message = Outgoing::encoded_request(name.envelope(ctx), request)?;
+        let waiting = self.open_unary(ctx, message, Haste::Later).await?;
+        queued(self);
+        waiting.answer().await
+    }
+
+    /// Sends what [`Client::call_encoded_later`] has left.
+    pub fn flush(&self) {
+        self.handle.link.pump();
     }
 
     /// One request, many responses.
@@ -195,12 +236,20 @@ impl Client {
     }
 
     async fn unary(&self, ctx: &Context, message: Outgoing) -> Result<Bytes, Error> {
+        self.open_unary(ctx, message, Haste::Now).await?.answer().await
+    }
+
+    async fn open_unary(
+        &self,
+        ctx: &Context,
+        message: Outgoing,
+        haste: Haste,
+    ) -> Result<Waiting, Error> {
         let (deadline, (answer, waiting)) = (ctx.deadline(), oneshot::channel());
         let slot = Slot::Unary(Waiter { answer, deadline });
-        let stream_id = self.handle.link.open(message, deadline, slot).await?;
-        let _call = Call { handle: Arc::clone(&self.handle), stream_id };
-        let response = waiting.await.unwrap_or_else(|_| Err(Error::closed()))?;
-        Response::open(response)
+        let stream_id = self.handle.link.open(message, deadline, slot, haste).await?;
+        let call = Call { handle: Arc::clone(&self.handle), stream_id };
+        Ok(Waiting { answer: waiting, _call: call })
     }
 
     async fn stream<Req, Res>(
@@ -215,7 +264,7 @@ impl Client {
         let deadline = ctx.deadline();
         let (sender, receiver) = link::inbox();
         let slot = Slot::Stream(Some(sender));
-        let stream_id = self.handle.link.open(message, deadline, slot).await?;
+        let stream_id = self.handle.link.open(message, deadline, slot, Haste::Now).await?;
         let call = Arc::new(Call { handle: Arc::clone(&self.handle), stream_id });
         let requests = RequestSender::new(Arc::clone(&call), deadline);
         Ok((requests, Receiver::of_client(receiver, call, deadline)))
@@ -229,6 +278,13 @@ impl Drop for Handle {
 }
 
 // === impl Call ===
+
+impl Waiting {
+    async fn answer(self) -> Result<Bytes, Error> {
+        let response = self.answer.await.unwrap_or_else(|_| Err(Error::closed()))?;
+        Response::open(response)
+    }
+}
 
 impl Call {
     pub(crate) async fn send(&self, message: Outgoing) -> Result<(), Error> {

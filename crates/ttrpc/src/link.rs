@@ -71,6 +71,14 @@ impl Drop for Ended {
     }
 }
 
+/// When a request is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Haste {
+    Now,
+    /// With the next that is, or by [`Link::pump`].
+    Later,
+}
+
 /// Who waits for the one answer of a call.
 #[derive(Debug)]
 pub(crate) struct Waiter {
@@ -121,12 +129,17 @@ impl Link {
         request: Outgoing,
         deadline: Option<Instant>,
         slot: Slot,
+        haste: Haste,
     ) -> Result<u32, Error> {
-        let room = match self.outbox.room().try_reserve(request.len()) {
-            Ok(Some(room)) => room,
+        let (room, haste) = match self.outbox.room().try_reserve(request.len()) {
+            Ok(Some(room)) => (room, haste),
             Ok(None) => {
+                // What was left for later may be all that is in the way. Who was to send this,
+                // too, may have come and gone when there is room.
+                self.pump();
                 let room = self.outbox.room().reserve(request.len());
-                within(deadline, async { room.await.map_err(|_| self.closed()) }).await?
+                let room = within(deadline, async { room.await.map_err(|_| self.closed()) });
+                (room.await?, Haste::Now)
             }
             Err(Closed) => return Err(self.closed()),
         };
@@ -146,7 +159,9 @@ impl Link {
         }
         streams.open.insert(stream_id, slot);
         drop(streams);
-        self.pump();
+        if haste == Haste::Now {
+            self.pump();
+        }
         Ok(stream_id)
     }
 
@@ -216,7 +231,7 @@ impl Link {
         self.outbox.run(|id| self.is_wanted(id)).await
     }
 
-    fn pump(&self) {
+    pub(crate) fn pump(&self) {
         self.outbox.pump(|id| self.is_wanted(id));
     }
 
@@ -321,7 +336,7 @@ mod tests {
     async fn stream_ids_are_odd_rise_and_run_out() {
         let gate = Gate::default();
         let link = Link::new(Role::Client, gate.clone());
-        let open = async || link.open(request(), None, Slot::Stream(None)).await;
+        let open = async || link.open(request(), None, Slot::Stream(None), Haste::Now).await;
         assert_eq!([open().await.unwrap(), open().await.unwrap()], [1, 3]);
         link.streams.lock().next_id = Some(u32::MAX);
         assert_eq!(open().await.unwrap(), u32::MAX);
@@ -341,7 +356,7 @@ mod tests {
             let (answer, waiting) = oneshot::channel();
             let deadline = Some(now + Duration::from_secs(seconds));
             let slot = Slot::Unary(Waiter { answer, deadline });
-            link.open(request(), deadline, slot).now_or_never().unwrap().unwrap();
+            link.open(request(), deadline, slot, Haste::Now).now_or_never().unwrap().unwrap();
             waiting
         };
         let is_told = || link.sooner.notified().now_or_never().is_some();
@@ -365,12 +380,12 @@ mod tests {
         let link = Link::new(Role::Client, Gate::default());
         let (answer, waiting) = oneshot::channel();
         let slot = Slot::Unary(Waiter { answer, deadline: None });
-        let early = link.open(request(), None, slot).await.unwrap();
+        let early = link.open(request(), None, slot, Haste::Now).await.unwrap();
         link.fail_all(Error::Timeout);
         assert!(matches!(waiting.await.unwrap(), Err(Error::Timeout)));
         // The first reason stays.
         link.fail_all(Error::Lagged);
-        let late = link.open(request(), None, Slot::Stream(None)).await;
+        let late = link.open(request(), None, Slot::Stream(None), Haste::Now).await;
         assert!(matches!(late, Err(Error::Timeout)), "{late:?}");
         assert!(matches!(link.send(early, request()).await, Err(Error::Timeout)));
     }

@@ -38,21 +38,43 @@ impl Outgoing {
         argument: Option<&M>,
         flags: Flags,
     ) -> Result<Self, Oversize> {
-        let Envelope { service, method, metadata } = envelope;
-        let metadata = metadata.as_wire();
         let len = argument.map_or(0, M::encoded_len);
+        let mut out = Self::begin_request(envelope, len, flags)?;
+        if let Some(argument) = argument {
+            out.put_payload(3, len, argument);
+        }
+        Ok(out)
+    }
+
+    /// A unary request whose argument is encoded already.
+    pub(crate) fn encoded_request(
+        envelope: Envelope<'_>,
+        argument: &[u8],
+    ) -> Result<Self, Oversize> {
+        let mut out = Self::begin_request(envelope, argument.len(), Flags::NONE)?;
+        if !argument.is_empty() {
+            out.put_field(3, argument.len());
+            out.buf.put_slice(argument);
+        }
+        Ok(out)
+    }
+
+    /// All but the argument, which may come last.
+    fn begin_request(
+        Envelope { service, method, metadata }: Envelope<'_>,
+        argument_len: usize,
+        flags: Flags,
+    ) -> Result<Self, Oversize> {
+        let metadata = metadata.as_wire();
         let total = field_len(service.len())
             + field_len(method.len())
-            + payload_len(len)
+            + payload_len(argument_len)
             + metadata.iter().map(|kv| field_len(kv.encoded_len())).sum::<usize>();
         let mut out = Self::begin(MessageType::REQUEST, flags, total, TIMEOUT_MAX_LEN)?;
         out.put_field(1, service.len());
         out.buf.put_slice(service.as_bytes());
         out.put_field(2, method.len());
         out.buf.put_slice(method.as_bytes());
-        if let Some(argument) = argument {
-            out.put_payload(3, len, argument);
-        }
         for kv in metadata {
             out.put_message(5, kv.encoded_len(), kv);
         }
@@ -217,6 +239,12 @@ mod tests {
                 timeout_nano,
                 metadata: metadata.as_wire().to_vec(),
             };
+            prop_assert_eq!(&wire::Request::decode(payload).unwrap(), &want);
+            let envelope =
+                Envelope { service: &want.service, method: &want.method, metadata: &metadata };
+            let out = Outgoing::encoded_request(envelope, &want.payload).unwrap();
+            let (header, payload) = received(out.with_timeout(timeout_nano).unwrap(), stream_id);
+            prop_assert_eq!((header.stream_id, header.flags), (stream_id, Flags::NONE));
             prop_assert_eq!(wire::Request::decode(payload).unwrap(), want);
         }
 

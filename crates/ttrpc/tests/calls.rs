@@ -4,6 +4,7 @@ mod support;
 
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use prost::Message;
 use support::{LONG, Pair, name};
 use tokio_util::task::TaskTracker;
@@ -199,4 +200,48 @@ async fn a_handler_passes_time_and_metadata_on() {
     };
     let (answer, _) = tokio::join!(ask, server.serve_connection(far));
     assert_eq!(answer.unwrap(), "7 true");
+}
+
+#[tokio::test]
+async fn encoded_calls_carry_bytes_and_later_ones_wait_to_be_sent() {
+    let pair = Pair::new(1 << 16);
+    let ctx = Context::timeout(LONG);
+    let request = String::from("hello").encode_to_vec();
+    let answer = pair.client.call_encoded(name("Echo"), &ctx, &request).await.unwrap();
+    assert_eq!(String::decode(answer).unwrap(), "hello");
+
+    let mut later: Vec<_> = (0..3)
+        .map(|_| Box::pin(pair.client.call_encoded_later(name("Echo"), &ctx, &request, |_| ())))
+        .collect();
+    for call in &mut later {
+        assert!(call.as_mut().now_or_never().is_none());
+    }
+    let long_enough = Duration::from_millis(20);
+    assert!(tokio::time::timeout(long_enough, &mut later[0]).await.is_err(), "it is not sent");
+    drop(later.remove(1));
+    pair.client.flush();
+    for call in later {
+        assert_eq!(String::decode(call.await.unwrap()).unwrap(), "hello");
+    }
+    // One that is sent at once takes along what waits.
+    let mut waiting =
+        Box::pin(pair.client.call_encoded_later(name("Echo"), &ctx, &request, |_| ()));
+    assert!(waiting.as_mut().now_or_never().is_none());
+    pair.echo("now").await.unwrap();
+    waiting.await.unwrap();
+}
+
+#[tokio::test]
+async fn later_calls_that_find_no_room_are_sent_without_being_asked() {
+    let pair = Pair::new(1 << 16);
+    let ctx = Context::timeout(LONG);
+    let request = "x".repeat(300_000).encode_to_vec();
+    let calls =
+        (0..8).map(|_| pair.client.call_encoded_later(name("Echo"), &ctx, &request, |_| ()));
+    let flush = async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        pair.client.flush();
+    };
+    let (answers, ()) = tokio::join!(futures_util::future::join_all(calls), flush);
+    answers.into_iter().for_each(|answer| drop(answer.unwrap()));
 }

@@ -112,7 +112,7 @@ impl Inherited {
 impl Drop for Inherited {
     fn drop(&mut self) {
         // Fails only where the peer has gone.
-        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
+        let _ = self.0.end();
     }
 }
 

@@ -23,6 +23,8 @@ pub struct CounterClient {
     client: ::ttrpc::Client,
 }
 impl CounterClient {
+    /// The name of the service, with its package.
+    pub const SERVICE: &'static str = "longshore.example.v1.Counter";
     pub fn new(client: ::ttrpc::Client) -> Self {
         Self { client }
     }
@@ -36,7 +38,7 @@ impl CounterClient {
         ctx: &::ttrpc::Context,
         request: &Number,
     ) -> ::core::result::Result<Number, ::ttrpc::Error> {
-        let name = ::ttrpc::MethodName::new("longshore.example.v1.Counter", "Increment");
+        let name = ::ttrpc::MethodName::new(Self::SERVICE, "Increment");
         self.client.call(name, ctx, request).await
     }
     pub async fn countdown(
@@ -44,14 +46,14 @@ impl CounterClient {
         ctx: &::ttrpc::Context,
         request: &Number,
     ) -> ::core::result::Result<::ttrpc::Receiver<Number>, ::ttrpc::Error> {
-        let name = ::ttrpc::MethodName::new("longshore.example.v1.Counter", "Countdown");
+        let name = ::ttrpc::MethodName::new(Self::SERVICE, "Countdown");
         self.client.server_stream(name, ctx, request).await
     }
     pub async fn sum(
         &self,
         ctx: &::ttrpc::Context,
     ) -> ::core::result::Result<::ttrpc::ClientStream<Number, Number>, ::ttrpc::Error> {
-        let name = ::ttrpc::MethodName::new("longshore.example.v1.Counter", "Sum");
+        let name = ::ttrpc::MethodName::new(Self::SERVICE, "Sum");
         self.client.client_stream(name, ctx).await
     }
     pub async fn double(
@@ -61,7 +63,7 @@ impl CounterClient {
         (::ttrpc::RequestSender<Number>, ::ttrpc::Receiver<Number>),
         ::ttrpc::Error,
     > {
-        let name = ::ttrpc::MethodName::new("longshore.example.v1.Counter", "Double");
+        let name = ::ttrpc::MethodName::new(Self::SERVICE, "Double");
         self.client.duplex(name, ctx).await
     }
     pub async fn reset(
@@ -69,7 +71,7 @@ impl CounterClient {
         ctx: &::ttrpc::Context,
         request: &(),
     ) -> ::core::result::Result<(), ::ttrpc::Error> {
-        let name = ::ttrpc::MethodName::new("longshore.example.v1.Counter", "Reset");
+        let name = ::ttrpc::MethodName::new(Self::SERVICE, "Reset");
         self.client.call(name, ctx, request).await
     }
     /// A name that is a keyword in Rust.
@@ -78,7 +80,7 @@ impl CounterClient {
         ctx: &::ttrpc::Context,
         request: &Number,
     ) -> ::core::result::Result<Number, ::ttrpc::Error> {
-        let name = ::ttrpc::MethodName::new("longshore.example.v1.Counter", "Match");
+        let name = ::ttrpc::MethodName::new(Self::SERVICE, "Match");
         self.client.call(name, ctx, request).await
     }
 }
