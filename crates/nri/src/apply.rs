@@ -142,10 +142,19 @@ pub fn apply(
     adjust: &ContainerAdjustment,
     host: &dyn Host,
 ) -> Result<(), ApplyError> {
-    let mut work = spec.clone();
-    apply_all(&mut work, adjust, host)?;
-    *spec = work;
+    *spec = applied(spec, adjust, host)?;
     Ok(())
+}
+
+/// The specification with the adjustment applied.
+pub fn applied(
+    spec: &oci::Spec,
+    adjust: &ContainerAdjustment,
+    host: &dyn Host,
+) -> Result<oci::Spec, ApplyError> {
+    let mut spec = spec.clone();
+    apply_all(&mut spec, adjust, host)?;
+    Ok(spec)
 }
 
 fn apply_all(

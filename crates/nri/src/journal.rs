@@ -33,7 +33,7 @@ pub struct Adjusted {
     pub plugin: PluginId,
     pub took: Duration,
     /// `None` where it asked for nothing.
-    pub adjust: Option<ContainerAdjustment>,
+    pub adjust: Option<Box<ContainerAdjustment>>,
 }
 
 #[derive(Clone, Debug)]

@@ -27,6 +27,7 @@ mod arbitrary;
 mod domain;
 mod error;
 mod journal;
+mod mailbag;
 mod merge;
 mod metrics;
 pub mod model;

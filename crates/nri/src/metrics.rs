@@ -1,8 +1,8 @@
 //! What is counted about plugins.
 
-use std::time::Duration;
+use std::{sync::OnceLock, time::Duration};
 
-use nri_wire::PluginId;
+use nri_wire::{PluginId, api::Event};
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{
@@ -89,6 +89,17 @@ impl Default for Metrics {
     }
 }
 
+/// Those of one plugin, with what is counted at every call at hand.
+#[derive(Debug)]
+pub(crate) struct PluginMetrics {
+    all: Metrics,
+    plugin: PluginId,
+    answered: [OnceLock<(Counter, Histogram)>; EVENTS],
+}
+
+/// Numbers of events are small.
+const EVENTS: usize = Event::Last as usize;
+
 impl Metrics {
     /// Makes them part of a registry, under `nri_`.
     pub fn register(&self, registry: &mut Registry) {
@@ -109,21 +120,24 @@ impl Metrics {
         nri.register("failed_changes", failed, self.failed_changes.clone());
     }
 
-    pub(crate) fn called(
+    pub(crate) fn of(&self, plugin: PluginId) -> PluginMetrics {
+        PluginMetrics { all: self.clone(), plugin, answered: Default::default() }
+    }
+
+    fn call(
         &self,
         plugin: &PluginId,
         operation: &'static str,
-        took: Duration,
         error: Option<&ttrpc::Error>,
-    ) {
+    ) -> (Counter, Histogram) {
         let plugin = plugin.to_string();
         let (status, error) = match error {
             None => ("success", ""),
             Some(error) => ("error", error_label(error)),
         };
         let labels = Invocation { plugin: plugin.clone(), operation, status, error };
-        self.invocations.get_or_create(&labels).inc();
-        self.latency.get_or_create(&Operation { plugin, operation }).observe(took.as_secs_f64());
+        let calls = self.invocations.get_or_create(&labels).clone();
+        (calls, self.latency.get_or_create(&Operation { plugin, operation }).clone())
     }
 
     pub(crate) fn asked_for(
@@ -142,10 +156,6 @@ impl Metrics {
         }
     }
 
-    pub(crate) fn strike(&self, plugin: &PluginId) {
-        self.strikes.get_or_create(&Plugin { plugin: plugin.to_string() }).inc();
-    }
-
     pub(crate) fn started(&self, plugin: &PluginId) {
         self.starts.get_or_create(&Plugin { plugin: plugin.to_string() }).inc();
     }
@@ -153,6 +163,38 @@ impl Metrics {
     pub(crate) fn change_failed(&self, r#type: &'static str) {
         self.failed_changes.get_or_create(&Failure { r#type }).inc();
     }
+}
+
+impl PluginMetrics {
+    pub(crate) fn called(&self, event: Event, took: Duration, error: Option<&ttrpc::Error>) {
+        let found = || self.all.call(&self.plugin, event.method(), error);
+        match self.answered.get(event as usize) {
+            Some(known) if error.is_none() => count(known.get_or_init(found), took),
+            _ => count(&found(), took),
+        }
+    }
+
+    pub(crate) fn synchronized(&self, took: Duration, error: Option<&ttrpc::Error>) {
+        count(&self.all.call(&self.plugin, "Synchronize", error), took);
+    }
+
+    pub(crate) fn asked_for(&self, operation: &'static str, updates: usize, evictions: usize) {
+        self.all.asked_for(&self.plugin, operation, updates, evictions);
+    }
+
+    pub(crate) fn strike(&self) {
+        self.all.strikes.get_or_create(&Plugin { plugin: self.plugin.to_string() }).inc();
+    }
+
+    /// Requests of all plugins that are on their way.
+    pub(crate) fn in_flight(&self) -> i64 {
+        self.all.in_flight.get()
+    }
+}
+
+fn count((calls, latency): &(Counter, Histogram), took: Duration) {
+    calls.inc();
+    latency.observe(took.as_secs_f64());
 }
 
 /// The gRPC code in lower case, as dashboards of the reference expect it.

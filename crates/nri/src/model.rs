@@ -97,6 +97,8 @@ struct LaneState {
     busy: usize,
     /// Requests that will visit, whether or not they are here yet.
     pending: BTreeSet<Place>,
+    /// Those of them that are here.
+    here: BTreeSet<Place>,
     /// Requests that will come to be validated, and those that are here for it.
     expected: BTreeSet<Place>,
     validations: BTreeSet<Place>,
@@ -180,6 +182,7 @@ impl Pipeline {
             phase: Phase::Joining(at),
             busy: 0,
             pending: BTreeSet::new(),
+            here: BTreeSet::new(),
             expected: BTreeSet::new(),
             validations: BTreeSet::new(),
         };
@@ -215,6 +218,21 @@ impl Pipeline {
         };
         actions.extend(self.pump(lane));
         actions
+    }
+
+    /// A call or validation that was decided and never begun: the plugin knows nothing of it. Its
+    /// request is about to [finish](Pipeline::finish).
+    pub fn give_back(&mut self, place: Place, lane: Lane) -> Vec<Action> {
+        if let Some(state) = self.lanes.get_mut(&lane) {
+            state.busy = state.busy.saturating_sub(1);
+        }
+        // One that was to validate may have been called before.
+        if let Some(flight) = self.flights.get_mut(&place)
+            && flight.stage == Stage::In(lane)
+        {
+            flight.visited.retain(|visited| *visited != lane);
+        }
+        self.pump(lane)
     }
 
     /// The request wants to change other containers; it may when all before it are done.
@@ -326,6 +344,9 @@ impl Pipeline {
         let Some(flight) = self.flights.get_mut(&place) else { return Vec::new() };
         if let Some(lane) = flight.route.front().copied() {
             flight.stage = Stage::Waits;
+            if let Some(state) = self.lanes.get_mut(&lane) {
+                state.here.insert(place);
+            }
             return self.pump(lane);
         }
         if flight.validators.is_empty() {
@@ -373,6 +394,7 @@ impl Pipeline {
     /// The lanes that no longer wait for the request.
     fn forget_visits(&mut self, place: Place) -> Vec<Lane> {
         let gone = |state: &mut LaneState| {
+            state.here.remove(&place);
             let sets = [&mut state.pending, &mut state.expected, &mut state.validations];
             sets.map(|set| set.remove(&place)).contains(&true)
         };
@@ -383,7 +405,7 @@ impl Pipeline {
     fn pump(&mut self, lane: Lane) -> Vec<Action> {
         let mut actions = Vec::new();
         while let Some(state) = self.lanes.get(&lane) {
-            let Some(next) = state.next(lane, &self.flights) else { break };
+            let Some(next) = state.next(lane) else { break };
             actions.push(next.clone());
             self.start(&next);
         }
@@ -398,6 +420,7 @@ impl Pipeline {
             Action::Call { place, lane } => {
                 if let Some(state) = self.lanes.get_mut(&lane) {
                     state.pending.remove(&place);
+                    state.here.remove(&place);
                     state.busy += 1;
                 }
                 if let Some(flight) = self.flights.get_mut(&place) {
@@ -479,7 +502,7 @@ impl LaneState {
     }
 
     /// What the lane would do next, if it can do anything.
-    fn next(&self, lane: Lane, flights: &BTreeMap<Place, Flight>) -> Option<Action> {
+    fn next(&self, lane: Lane) -> Option<Action> {
         let open = match self.phase {
             Phase::Joining(_) | Phase::Syncing => return None,
             Phase::Active => self.member.concurrent,
@@ -488,16 +511,9 @@ impl LaneState {
         if !open && self.busy > 0 {
             return None;
         }
-        let here = |place: &Place| {
-            flights.get(place).is_some_and(|flight| {
-                flight.stage == Stage::Waits && flight.route.front() == Some(&lane)
-            })
-        };
         // In the order of places; only who is open to all may let one pass that is not here yet.
-        let call = match open {
-            true => self.pending.iter().find(|place| here(place)),
-            false => self.pending.first().filter(|place| here(place)),
-        };
+        let first = self.here.first();
+        let call = first.filter(|place| open || self.pending.first() == Some(place));
         let validation = self.validations.first();
         match (call.copied(), validation.copied()) {
             (Some(call), Some(place)) if place < call => Some(Action::Validate { place, lane }),

@@ -10,14 +10,17 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use nri_wire::{EventMask, PluginId, Trunk, api::*};
+use bytes::Bytes;
+use nri_wire::{About, EventMask, PluginId, Trunk, api::*};
 use parking_lot::Mutex;
+use prost::Message;
 use tokio::{sync::OnceCell, time::Instant};
-use ttrpc::{Code, Context, Metadata, Status};
+use ttrpc::{Code, Context, Metadata, MethodName, Status};
 
 use crate::{
     error::Silence,
-    metrics::Metrics,
+    mailbag::Mailbag,
+    metrics::{Metrics, PluginMetrics},
     settings::{OnFailure, PluginPolicy},
     tally::{Calls, Tally},
 };
@@ -71,13 +74,14 @@ pub(crate) struct Peer {
     pub(crate) trunk: Trunk,
     client: PluginClient,
     treatment: ArcSwap<Treatment>,
-    metrics: Metrics,
+    metrics: PluginMetrics,
     /// It knows the old form of events only.
     old_events: AtomicBool,
     no_validator: AtomicBool,
     strikes: AtomicU32,
     tally: Mutex<Tally>,
     goodbye: OnceCell<()>,
+    mailbag: Mailbag,
     attention: Attention,
 }
 
@@ -135,11 +139,13 @@ impl Peer {
         intro: Introduction,
         client: PluginClient,
         trunk: Trunk,
-        metrics: Metrics,
+        metrics: &Metrics,
+        mailbag: Mailbag,
     ) -> Self {
         let Introduction { id, origin, scope, version, events, by_default, wishes, treatment } =
             intro;
         Self {
+            metrics: metrics.of(id.clone()),
             id,
             origin,
             scope,
@@ -151,12 +157,12 @@ impl Peer {
             trunk,
             client,
             treatment: ArcSwap::from_pointee(treatment),
-            metrics,
             old_events: AtomicBool::new(false),
             no_validator: AtomicBool::new(false),
             strikes: AtomicU32::new(0),
             tally: Mutex::default(),
             goodbye: OnceCell::new(),
+            mailbag,
             attention: Attention::new(),
         }
     }
@@ -211,74 +217,37 @@ impl Peer {
 
     // === calls ===
 
-    /// An event whose answer is empty. `change` comes back as it was.
-    pub(crate) async fn event(&self, change: &mut StateChangeEvent, trace: &Metadata) -> Call<()> {
-        let event = change.event();
+    /// An event whose answer is empty. `request` is what `about` says.
+    pub(crate) async fn event(
+        &self,
+        event: Event,
+        about: About<'_>,
+        request: &[u8],
+        trace: &Metadata,
+    ) -> Call<()> {
         if self.old_events.load(Ordering::Relaxed) {
-            return self.state_change(change, trace).await;
+            return self.state_change(event, about, trace).await;
         }
-        macro_rules! call {
-            ($request:ident { $($part:ident),+ }, $method:ident) => {{
-                let request = $request { $($part: change.$part.take()),+ };
-                let answer = self.timed(event.method(), trace, async |ctx: Context| {
-                    self.client.$method(&ctx, &request).await
-                });
-                let answer = answer.await.map(drop);
-                $(change.$part = request.$part;)+
-                answer
-            }};
-        }
-        let answer = match event {
-            Event::RunPodSandbox => call!(RunPodSandboxRequest { pod }, run_pod_sandbox),
-            Event::PostUpdatePodSandbox => {
-                call!(PostUpdatePodSandboxRequest { pod }, post_update_pod_sandbox)
-            }
-            Event::StopPodSandbox => call!(StopPodSandboxRequest { pod }, stop_pod_sandbox),
-            Event::RemovePodSandbox => call!(RemovePodSandboxRequest { pod }, remove_pod_sandbox),
-            Event::PostCreateContainer => {
-                call!(PostCreateContainerRequest { pod, container }, post_create_container)
-            }
-            Event::StartContainer => {
-                call!(StartContainerRequest { pod, container }, start_container)
-            }
-            Event::PostStartContainer => {
-                call!(PostStartContainerRequest { pod, container }, post_start_container)
-            }
-            Event::PostUpdateContainer => {
-                call!(PostUpdateContainerRequest { pod, container }, post_update_container)
-            }
-            Event::RemoveContainer => {
-                call!(RemoveContainerRequest { pod, container }, remove_container)
-            }
-            _ => return self.state_change(change, trace).await,
-        };
-        match answer {
+        match self.ask::<Empty>(event, request, trace).await {
             Err(Failure::Refused(status)) if status.code == Code::Unimplemented => {
-                let answer = self.state_change(change, trace).await;
+                let answer = self.state_change(event, about, trace).await;
                 if answer.is_ok() {
                     tracing::info!(plugin = %self.id, "plugin takes events by StateChange only");
                     self.old_events.store(true, Ordering::Relaxed);
                 }
                 answer
             }
-            answer => answer,
+            answer => answer.map(drop),
         }
     }
 
-    async fn state_change(&self, change: &StateChangeEvent, trace: &Metadata) -> Call<()> {
-        let operation = change.event().method();
-        let call = async |ctx: Context| self.client.state_change(&ctx, change).await;
-        self.timed(operation, trace, call).await.map(drop)
+    async fn state_change(&self, event: Event, about: About<'_>, trace: &Metadata) -> Call<()> {
+        let request = about.encode_state_change(event);
+        self.timed::<Empty>(event, "StateChange", &request, trace).await.map(drop)
     }
 
-    pub(crate) async fn update_pod(
-        &self,
-        request: &UpdatePodSandboxRequest,
-        trace: &Metadata,
-    ) -> Call<()> {
-        let call = async |ctx: Context| self.client.update_pod_sandbox(&ctx, request).await;
-        let answer = self.timed(Event::UpdatePodSandbox.method(), trace, call).await;
-        match answer {
+    pub(crate) async fn update_pod(&self, request: &[u8], trace: &Metadata) -> Call<()> {
+        match self.ask::<Empty>(Event::UpdatePodSandbox, request, trace).await {
             // As it subscribed to everything it may not even know the event.
             Err(Failure::Refused(status))
                 if status.code == Code::Unimplemented && self.by_default =>
@@ -291,37 +260,34 @@ impl Peer {
 
     pub(crate) async fn create(
         &self,
-        request: &CreateContainerRequest,
+        request: &[u8],
         trace: &Metadata,
     ) -> Call<CreateContainerResponse> {
-        let operation = Event::CreateContainer.method();
-        let call = async |ctx: Context| self.client.create_container(&ctx, request).await;
-        let answer = self.timed(operation, trace, call).await?;
-        self.metrics.asked_for(&self.id, operation, answer.update.len(), answer.evict.len());
+        let event = Event::CreateContainer;
+        let answer: CreateContainerResponse = self.ask(event, request, trace).await?;
+        self.metrics.asked_for(event.method(), answer.update.len(), answer.evict.len());
         Ok(answer)
     }
 
     pub(crate) async fn update(
         &self,
-        request: &UpdateContainerRequest,
+        request: &[u8],
         trace: &Metadata,
     ) -> Call<UpdateContainerResponse> {
-        let operation = Event::UpdateContainer.method();
-        let call = async |ctx: Context| self.client.update_container(&ctx, request).await;
-        let answer = self.timed(operation, trace, call).await?;
-        self.metrics.asked_for(&self.id, operation, answer.update.len(), answer.evict.len());
+        let event = Event::UpdateContainer;
+        let answer: UpdateContainerResponse = self.ask(event, request, trace).await?;
+        self.metrics.asked_for(event.method(), answer.update.len(), answer.evict.len());
         Ok(answer)
     }
 
     pub(crate) async fn stop(
         &self,
-        request: &StopContainerRequest,
+        request: &[u8],
         trace: &Metadata,
     ) -> Call<StopContainerResponse> {
-        let operation = Event::StopContainer.method();
-        let call = async |ctx: Context| self.client.stop_container(&ctx, request).await;
-        let answer = self.timed(operation, trace, call).await?;
-        self.metrics.asked_for(&self.id, operation, answer.update.len(), 0);
+        let event = Event::StopContainer;
+        let answer: StopContainerResponse = self.ask(event, request, trace).await?;
+        self.metrics.asked_for(event.method(), answer.update.len(), 0);
         Ok(answer)
     }
 
@@ -334,10 +300,9 @@ impl Peer {
         if self.no_validator.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let operation = Event::ValidateContainerAdjustment.method();
-        let call =
-            async |ctx: Context| self.client.validate_container_adjustment(&ctx, request).await;
-        match self.timed(operation, trace, call).await {
+        let answer: Call<ValidateContainerAdjustmentResponse> =
+            self.ask(Event::ValidateContainerAdjustment, &request.encode_to_vec(), trace).await;
+        match answer {
             // Subscribed to everything by saying nothing: it never meant to validate.
             Err(Failure::Refused(status))
                 if status.code == Code::Unimplemented && self.by_default =>
@@ -364,11 +329,11 @@ impl Peer {
         // A part that is too large was never sent.
         if !matches!(answer, Err(ttrpc::Error::Oversize(_))) {
             let error = answer.as_ref().err();
-            self.metrics.called(&self.id, "Synchronize", begun.elapsed(), error);
+            self.metrics.synchronized(begun.elapsed(), error);
             self.tally.lock().count(begun.elapsed(), error.is_some());
         }
         if let Ok(answer) = &answer {
-            self.metrics.asked_for(&self.id, "Synchronize", answer.update.len(), 0);
+            self.metrics.asked_for("Synchronize", answer.update.len(), 0);
         }
         answer
     }
@@ -383,7 +348,7 @@ impl Peer {
 
     /// Brings a call to its end, at first with open eyes.
     async fn watch<T>(&self, call: impl Future<Output = T>) -> T {
-        let alone = self.metrics.in_flight.get() <= 1;
+        let alone = self.metrics.in_flight() <= 1;
         let mut looks = if alone { self.attention.looks() } else { 0 };
         let mut call = pin!(call);
         poll_fn(|cx| {
@@ -406,11 +371,35 @@ impl Peer {
         .await
     }
 
-    async fn timed<T>(
+    /// What a plugin gets one at a time is sent at once, what it takes together is sent together.
+    async fn send(
         &self,
-        operation: &'static str,
+        name: MethodName<'_>,
+        ctx: &Context,
+        request: &[u8],
+    ) -> Result<Bytes, ttrpc::Error> {
+        let client = self.client.connection();
+        if self.metrics.in_flight() <= 1 || !self.treatment().policy.concurrent {
+            return client.call_encoded(name, ctx, request).await;
+        }
+        client.call_encoded_later(name, ctx, request, |client| self.mailbag.put(client)).await
+    }
+
+    async fn ask<T: Message + Default>(
+        &self,
+        event: Event,
+        request: &[u8],
         trace: &Metadata,
-        call: impl AsyncFnOnce(Context) -> Result<T, ttrpc::Error>,
+    ) -> Call<T> {
+        self.timed(event, event.method(), request, trace).await
+    }
+
+    async fn timed<T: Message + Default>(
+        &self,
+        event: Event,
+        method: &'static str,
+        request: &[u8],
+        trace: &Metadata,
     ) -> Call<T> {
         if self.is_gone() {
             return Err(Failure::Silent(Silence::Gone));
@@ -418,10 +407,12 @@ impl Peer {
         let limit = self.treatment().limit;
         let begun = Instant::now();
         let ctx = Context { metadata: trace.clone(), timeout: Some(limit) };
-        let answer = self.watch(call(ctx)).await;
+        let name = MethodName::new(PluginClient::SERVICE, method);
+        let answer = self.watch(self.send(name, &ctx, request)).await;
+        let answer = answer.and_then(|answer| Ok(T::decode(answer)?));
         let took = begun.elapsed();
         self.attention.learn(took);
-        self.metrics.called(&self.id, operation, took, answer.as_ref().err());
+        self.metrics.called(event, took, answer.as_ref().err());
         self.tally.lock().count(took, answer.is_err());
         match answer {
             Ok(answer) => {
@@ -432,7 +423,7 @@ impl Peer {
                 let failure = Failure::of(error, took, limit);
                 if let Failure::Silent(Silence::Slow) = failure {
                     self.strikes.fetch_add(1, Ordering::Relaxed);
-                    self.metrics.strike(&self.id);
+                    self.metrics.strike();
                 }
                 Err(failure)
             }
@@ -442,7 +433,7 @@ impl Peer {
 
 impl Attention {
     /// So often: about as long as falling asleep and being woken takes.
-    const LOOKS: u32 = 100;
+    const LOOKS: u32 = 200;
     /// Who answers within this may be worth looking for.
     const QUICK: Duration = Duration::from_micros(200);
     const MISSES: u32 = 3;

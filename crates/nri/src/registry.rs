@@ -71,6 +71,13 @@ impl<T> Table<T> {
         }
     }
 
+    /// The same, made only of an object that is known.
+    pub fn refresh_with(&mut self, id: &str, value: impl FnOnce() -> T) {
+        if let Some(entry) = self.objects.get_mut(id) {
+            entry.value = Arc::new(value());
+        }
+    }
+
     pub fn get(&self, id: &str) -> Option<&Arc<T>> {
         self.objects.get(id).filter(|entry| entry.removed.is_none()).map(|entry| &entry.value)
     }

@@ -8,10 +8,10 @@
 //! ```
 //!
 //! One lock holds the model and the registry; it is held for the lines in which the model
-//! decides and never during a call. Each request is flown by a task of its own ([`flight`]),
-//! which does what the model gives it a turn for and reports back. Its caller only waits: a
-//! caller that goes away or has no time left is answered at once, and what it began is
-//! undone.
+//! decides and never during a call. Each request is flown by its caller ([`flight`]), who does
+//! what the model gives it a turn for and reports back. A caller that goes away or has no time
+//! left is answered at once, and what it began is undone; a task brings a call that has begun
+//! to its end.
 //!
 //! **Invariants:** `state.flights` and the model's requests are the same set. An object is in
 //! the registry from the moment its creation leaves the pipeline, in the same critical
@@ -51,6 +51,7 @@ use self::{flight::Flight, join::Arrival};
 use crate::{
     domain::Domain,
     journal::Journal,
+    mailbag::Mailbag,
     metrics::Metrics,
     model::{Lane, Pipeline, Place},
     object::{Container, Pod, State as ContainerState},
@@ -156,6 +157,7 @@ pub(crate) struct Shared {
     settings: ArcSwap<Settings>,
     info: RuntimeInfo,
     metrics: Metrics,
+    mailbag: Mailbag,
     feed: Feed,
     domains: RwLock<BTreeMap<String, Arc<dyn Domain>>>,
     /// One set of changes at a time, so that what is put back is what was there.
@@ -187,18 +189,18 @@ struct State {
     active: BTreeSet<Lane>,
     /// Those who wait for a plugin to be synchronised.
     syncing: HashMap<Lane, oneshot::Sender<Result<(), JoinError>>>,
-    journals: HashMap<String, Journal>,
+    journals: HashMap<String, Box<Journal>>,
 }
 
 #[derive(Debug)]
 pub(crate) struct PodRecord {
-    domain: String,
+    domain: Arc<str>,
     wire: Arc<api::PodSandbox>,
 }
 
 #[derive(Debug)]
 pub(crate) struct ContainerRecord {
-    domain: String,
+    domain: Arc<str>,
     wire: Arc<api::Container>,
 }
 
@@ -212,11 +214,13 @@ impl Nri {
     /// Starts nothing yet.
     pub fn new(settings: Settings, info: RuntimeInfo) -> Result<Self, SettingsError> {
         settings.check()?;
+        let tasks = TaskTracker::new();
         let shared = Shared {
             state: Mutex::default(),
             settings: ArcSwap::from_pointee(settings),
             info,
             metrics: Metrics::default(),
+            mailbag: Mailbag::new(tasks.clone()),
             feed: Feed::default(),
             domains: RwLock::default(),
             changes: tokio::sync::Mutex::default(),
@@ -224,7 +228,7 @@ impl Nri {
             idle: Notify::new(),
             members: watch::Sender::new(0),
             services: Mutex::default(),
-            tasks: TaskTracker::new(),
+            tasks,
             stop: CancellationToken::new(),
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -252,21 +256,21 @@ impl Nri {
         pods: &[(Pod, ContainerState)],
         containers: &[Container],
     ) {
-        let name = domain.name().to_owned();
+        let name: Arc<str> = domain.name().into();
         let mut state = self.shared.state.lock();
         for (pod, pod_state) in pods {
-            let record = PodRecord { domain: name.clone(), wire: Arc::new(pod.to_wire()) };
+            let record = PodRecord { domain: Arc::clone(&name), wire: Arc::new(pod.to_wire()) };
             let stopped = *pod_state == ContainerState::Stopped;
             state.pods.seed(&pod.id, Arc::new(record), stopped);
         }
         for container in containers {
             let record =
-                ContainerRecord { domain: name.clone(), wire: Arc::new(container.to_wire()) };
+                ContainerRecord { domain: Arc::clone(&name), wire: Arc::new(container.to_wire()) };
             let stopped = container.state == ContainerState::Stopped;
             state.containers.seed(&container.id, Arc::new(record), stopped);
         }
         drop(state);
-        self.shared.domains.write().insert(name, domain);
+        self.shared.domains.write().insert(name.to_string(), domain);
     }
 
     /// Listens, starts plugins and waits until each of them has joined or failed. Plugins
@@ -405,7 +409,7 @@ impl Nri {
 
     /// What plugins did to a container.
     pub fn journal(&self, container: &str) -> Option<Journal> {
-        self.shared.state.lock().journals.get(container).cloned()
+        self.shared.state.lock().journals.get(container).map(|journal| Journal::clone(journal))
     }
 
     /// Lets what is on its way end, tells plugins that we stop, closes their connections and

@@ -118,7 +118,10 @@ impl Journal {
         });
         let json = |spec: &oci::Spec| serde_json::to_value(spec).unwrap_or_default();
         let (mut changes, mut fields) = (Vec::new(), Vec::new());
-        if let Some(original) = &self.original {
+        // A container as most are: nobody wanted anything, and there is nothing to compare.
+        let untouched =
+            |original: &oci::Spec| self.owners.iter().next().is_none() && original == adjusted;
+        if let Some(original) = self.original.as_ref().filter(|original| !untouched(original)) {
             let (before, after) = (json(original), json(adjusted));
             compare("", &before, &after, &mut changes);
             fields = self.fields(container, &before, &after);

@@ -32,7 +32,7 @@ pub(crate) async fn adjust(
     limits: Limits<'_>,
 ) -> Result<Adjusted> {
     let created = nri.create_container(pod, container, host, &Ask::default()).await?;
-    let mut spec = created.spec;
+    let mut spec = Arc::unwrap_or_clone(created.spec);
     let ignored = oci::check_adjusted(&container.spec, &mut spec, limits)?;
     let journal = nri.journal(&container.id);
     let story = journal.map(|journal| journal.story(&container.id, &spec)).unwrap_or_default();

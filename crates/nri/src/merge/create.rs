@@ -36,7 +36,8 @@ use crate::owners::Owners;
 #[derive(Clone, Debug)]
 pub struct Creation {
     original: Arc<Container>,
-    container: Container,
+    /// The same until a plugin wants it changed.
+    container: Arc<Container>,
     merged: Merged,
 }
 
@@ -52,7 +53,7 @@ pub struct Merged {
 impl Creation {
     pub fn of(container: impl Into<Arc<Container>>) -> Self {
         let original = container.into();
-        Self { container: Container::clone(&original), original, merged: Merged::default() }
+        Self { container: Arc::clone(&original), original, merged: Merged::default() }
     }
 
     /// As adjusted so far: what the next plugin is asked about.
@@ -60,18 +61,14 @@ impl Creation {
         &self.container
     }
 
+    /// The same, to be kept.
+    pub(crate) fn shared_container(&self) -> Arc<Container> {
+        Arc::clone(&self.container)
+    }
+
     /// As it was before any plugin was asked: what validators see.
     pub fn original(&self) -> &Container {
         &self.original
-    }
-
-    /// Lends the container to a request; it comes back by [`Creation::put_back`].
-    pub(crate) fn lend(&mut self) -> Container {
-        std::mem::take(&mut self.container)
-    }
-
-    pub(crate) fn put_back(&mut self, container: Container) {
-        self.container = container;
     }
 
     pub fn merged(&self) -> &Merged {
@@ -89,7 +86,7 @@ impl Creation {
     ) -> Result<(), MergeError> {
         let CreateContainerResponse { adjust, update, evict } = response;
         let created = self.original.id.clone();
-        if let Some(adjust) = adjust {
+        if let Some(adjust) = adjust.filter(|adjust| *adjust != ContainerAdjustment::default()) {
             self.adjust(by, &created, adjust)?;
         }
         let plugin = || by.plugin.to_owned();
@@ -115,7 +112,8 @@ impl Creation {
         adjust: ContainerAdjustment,
     ) -> Result<(), MergeError> {
         let Merged { adjust: all, owners, .. } = &mut self.merged;
-        let (ledger, view) = (&mut Ledger { owners, container: id, by }, &mut self.container);
+        let view = Arc::make_mut(&mut self.container);
+        let ledger = &mut Ledger { owners, container: id, by };
         let annotations = &mut view.annotations;
         merge_map(
             ledger,

@@ -82,6 +82,8 @@ enum Choice {
     Synced(Lane),
     Committed(Place),
     GiveUp(Place),
+    /// Before what was decided for it has begun.
+    GiveUpEarly(Place),
     Leave(Lane),
     Join,
 }
@@ -148,7 +150,12 @@ impl World {
         choices.extend(self.syncs.keys().map(|lane| Choice::Synced(*lane)));
         choices.extend(self.commits.iter().map(|place| Choice::Committed(*place)));
         let open = self.requests.iter().filter(|(place, r)| !r.finished && may_fail(place));
-        choices.extend(open.map(|(place, _)| Choice::GiveUp(*place)));
+        for (place, _) in open {
+            choices.push(Choice::GiveUp(*place));
+            if self.calls.iter().chain(&self.validations).any(|(of, _)| of == place) {
+                choices.push(Choice::GiveUpEarly(*place));
+            }
+        }
         if self.budget.leaves > 0 {
             let here = self.plugins.iter().filter(|(_, told)| !told.gone);
             choices.extend(here.map(|(lane, _)| Choice::Leave(*lane)));
@@ -182,6 +189,11 @@ impl World {
             Choice::GiveUp(place) => {
                 self.budget.failures -= 1;
                 self.commits.remove(&place);
+                self.finish(place, false);
+            }
+            Choice::GiveUpEarly(place) => {
+                self.budget.failures -= 1;
+                self.give_back(place);
                 self.finish(place, false);
             }
             Choice::Leave(lane) => {
@@ -240,6 +252,28 @@ impl World {
             self.budget.failures -= 1;
             self.finish(place, false);
         }
+    }
+
+    /// As if the plugins that were about to be asked had never been chosen.
+    fn give_back(&mut self, place: Place) {
+        let of_this = |set: &mut BTreeSet<(Place, Lane)>| -> Vec<Lane> {
+            set.extract_if(.., |(of, _)| *of == place).map(|(_, lane)| lane).collect()
+        };
+        let mut actions = Vec::new();
+        for lane in of_this(&mut self.calls) {
+            let request = self.requests.get_mut(&place).unwrap();
+            request.visited.retain(|visited| *visited != lane);
+            if creates(request.event) {
+                let told = self.plugins.get_mut(&lane).unwrap();
+                told.known.entry(request.object.clone()).and_modify(|times| *times -= 1);
+                told.known.retain(|_, times| *times > 0);
+            }
+            actions.extend(self.pipeline.give_back(place, lane));
+        }
+        for lane in of_this(&mut self.validations) {
+            actions.extend(self.pipeline.give_back(place, lane));
+        }
+        self.act(actions);
     }
 
     fn finish(&mut self, place: Place, success: bool) {

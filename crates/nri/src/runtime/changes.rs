@@ -209,7 +209,7 @@ impl Shared {
             let state = self.state.lock();
             state.containers.is_live(id).then(|| state.containers.get(id).cloned())??
         };
-        self.domains.read().get(&domain.domain).cloned()
+        self.domains.read().get(&*domain.domain).cloned()
     }
 
     /// Containers are known, and will be shown to plugins, as they are now.

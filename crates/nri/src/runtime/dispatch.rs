@@ -1,81 +1,65 @@
-//! Between the model and the tasks: turns are given out, ends are reported.
+//! Between the model and the pilots: turns are given out, ends are reported.
 
 use std::sync::Arc;
 
 use nri_wire::api::Event;
-use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
-    Shared, State,
-    flight::{Flight, Outcome, Pilot, Subject, Turn, Work},
+    ContainerRecord, PodRecord, Shared, State,
+    flight::{Flight, Pilot, Post, Subject, Turn, Work},
     join::JoinError,
     sync,
 };
 use crate::{
-    error::NriError,
     model::{Action, Lane, Place, Verdict},
     peer::Peer,
     watch::Notice,
 };
 
-/// How the end of a request reaches whoever waits for it, if anybody does.
-pub(super) type Answer = Option<oneshot::Sender<Result<Outcome, NriError>>>;
-
-/// A change of what is known, made at a place.
-pub(super) type Effect<'a> = Box<dyn FnOnce(&mut State, Place) + Send + 'a>;
-
-/// A request about to get its place.
-pub(super) struct Departure<'a> {
-    pub(super) event: Event,
-    pub(super) subject: Subject,
-    pub(super) work: Work,
-    pub(super) answer: Answer,
-    pub(super) permit: Option<OwnedSemaphorePermit>,
-    /// Asked at its place: whether to go there at all.
-    pub(super) sensible: Box<dyn FnOnce(&State) -> bool + Send + 'a>,
-    /// What it changes by being asked, at its place.
-    pub(super) effect: Effect<'a>,
-}
-
 impl Shared {
-    /// Gives a request its place and sets it off, unless it makes no sense where it would be.
-    pub(super) fn depart(self: &Arc<Self>, departure: Departure<'_>) -> Option<Place> {
-        let Departure { event, subject, work, answer, permit, sensible, effect } = departure;
+    /// Gives a request its place, unless it makes no sense where it would be. It is on its way
+    /// when its pilot flies.
+    pub(super) fn depart(
+        self: &Arc<Self>,
+        event: Event,
+        subject: &Subject,
+        work: Work,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> Option<Pilot> {
         let hidden = self.is_hidden(&subject.domain);
         let mut state = self.state.lock();
-        if !sensible(&state) {
+        if !state.makes_sense(event, subject) {
             return None;
         }
         let State { pipeline, peers, .. } = &mut *state;
         let sees = |lane: Lane| peers.get(&lane).is_some_and(|p| p.sees(&subject.domain, hidden));
         let (place, actions) = pipeline.admit(event, sees);
-        effect(&mut state, place);
-        self.launch_flight(&mut state, place, subject, work, answer, permit);
+        state.note(event, subject, place);
+        let pilot = self.pilot(&mut state, place, subject.clone(), work, permit);
         self.deliver(&mut state, actions, None);
-        Some(place)
+        Some(pilot)
     }
 
-    fn launch_flight(
+    fn pilot(
         self: &Arc<Self>,
         state: &mut State,
         place: Place,
         subject: Subject,
         work: Work,
-        answer: Answer,
         permit: Option<OwnedSemaphorePermit>,
-    ) {
-        // A turn per plugin to be asked and to validate, one at the end and one to commit:
-        // it cannot be full.
-        let (turns, taken) = mpsc::channel(2 * state.peers.len() + 2);
-        let over = CancellationToken::new();
-        state.flights.insert(place, Flight { turns, over: over.clone(), subject });
+    ) -> Pilot {
+        let post = Arc::new(Post::default());
+        state.flights.insert(place, Flight { post: Arc::clone(&post), subject });
         self.metrics.in_flight.inc();
-        let pilot = Pilot { shared: Arc::clone(self), place, work, turns: taken, over, answer };
-        self.tasks.spawn(async move {
-            pilot.fly().await;
-            drop(permit);
-        });
+        Pilot { shared: Arc::clone(self), place, work: Box::new(work), post, _permit: permit }
+    }
+
+    /// Brings a request to its end that nobody waits for.
+    pub(super) fn fly_alone(&self, mut pilot: Pilot) {
+        if pilot.take_off().is_none() {
+            self.tasks.spawn(async move { drop(pilot.fly().await) });
+        }
     }
 
     /// Does what the model decided. `undone` is whose creation failed.
@@ -94,8 +78,10 @@ impl Shared {
                 Action::Synchronize { lane, at } => sync::begin(self, state, lane, at),
                 Action::Undo { event, place, .. } => {
                     if let Some(subject) = undone {
-                        let work = Work::undo(event, subject);
-                        self.launch_flight(state, place, subject.clone(), work, None, None);
+                        let work = Work::event_of(event, subject);
+                        let pilot = self.pilot(state, place, subject.clone(), work, None);
+                        // Not at once: we hold the state.
+                        self.tasks.spawn(async move { drop(pilot.fly().await) });
                     }
                 }
             }
@@ -118,41 +104,34 @@ impl Shared {
         self.deliver(&mut state, actions, None);
     }
 
-    /// The request leaves the pipeline, with `effect` on the registry, and its caller is
-    /// answered. `false`, and nothing of that, if the caller gave up before.
-    pub(super) fn conclude(
-        self: &Arc<Self>,
-        place: Place,
-        answer: Answer,
-        outcome: Result<Outcome, NriError>,
-        effect: impl FnOnce(&mut State, Place),
-    ) -> bool {
+    /// The request leaves the pipeline; if it succeeded, its work becomes known. `false`, and
+    /// nothing of that, if its caller gave up before.
+    pub(super) fn conclude(self: &Arc<Self>, place: Place, success: Option<&mut Work>) -> bool {
         let mut state = self.state.lock();
-        let Some(flight) = state.flights.remove(&place) else { return false };
-        self.metrics.in_flight.dec();
-        let success = outcome.is_ok();
-        if success {
-            effect(&mut state, place);
+        let succeeded = success.is_some();
+        if let Some(work) = success.filter(|_| state.flights.contains_key(&place)) {
+            work.succeeded(&mut state, place);
         }
-        // Inside the lock, so that who finds the request gone finds its answer.
-        if let Some(answer) = answer {
-            let _ = answer.send(outcome);
-        }
-        let actions = state.pipeline.finish(place, success);
-        self.deliver(&mut state, actions, Some(&flight.subject));
-        self.settled(&mut state);
-        true
+        self.end_flight(&mut state, place, succeeded)
     }
 
     /// The caller has given up. Whether it was in time to make a difference.
     pub(super) fn withdraw(self: &Arc<Self>, place: Place) -> bool {
-        let mut state = self.state.lock();
+        self.end_flight(&mut self.state.lock(), place, false)
+    }
+
+    fn end_flight(self: &Arc<Self>, state: &mut State, place: Place, success: bool) -> bool {
         let Some(flight) = state.flights.remove(&place) else { return false };
         self.metrics.in_flight.dec();
-        flight.over.cancel();
-        let actions = state.pipeline.finish(place, false);
-        self.deliver(&mut state, actions, Some(&flight.subject));
-        self.settled(&mut state);
+        let mut actions = Vec::new();
+        for turn in flight.post.close() {
+            if let Turn::Call(lane, _) | Turn::Validate(lane, _) = turn {
+                actions.extend(state.pipeline.give_back(place, lane));
+            }
+        }
+        actions.extend(state.pipeline.finish(place, success));
+        self.deliver(state, actions, Some(&flight.subject));
+        self.settled(state);
         true
     }
 
@@ -207,9 +186,49 @@ impl State {
 
     fn turn(&mut self, place: Place, turn: Turn) {
         if let Some(flight) = self.flights.get(&place) {
-            // Sized for all the turns there are; a pilot that is gone needs none.
-            let _ = flight.turns.try_send(turn);
+            flight.post.put(turn);
         }
+    }
+
+    /// What exists cannot be created; what does not cannot end, and nothing ends twice.
+    fn makes_sense(&self, event: Event, subject: &Subject) -> bool {
+        let id = subject.id();
+        match event {
+            Event::CreateContainer => !self.containers.is_known(id),
+            Event::StopPodSandbox => self.pods.is_live(id),
+            Event::RemovePodSandbox => self.pods.is_known(id),
+            Event::StopContainer => self.containers.is_live(id),
+            Event::RemoveContainer => self.containers.is_known(id),
+            _ => true,
+        }
+    }
+
+    /// What a request changes by being asked: what is known is as it says, and ends are known
+    /// before plugins are told.
+    fn note(&mut self, event: Event, subject: &Subject, place: Place) {
+        let Subject { domain, pod, container } = subject;
+        self.pods.refresh_with(&pod.id, || PodRecord {
+            domain: Arc::clone(domain),
+            wire: Arc::clone(pod),
+        });
+        if let Some(wire) = container {
+            self.containers.refresh_with(&wire.id, || ContainerRecord {
+                domain: Arc::clone(domain),
+                wire: Arc::clone(wire),
+            });
+        }
+        let id = subject.id();
+        match event {
+            Event::StopPodSandbox => self.pods.stop(id, place),
+            Event::RemovePodSandbox => self.pods.remove(id, place),
+            Event::StopContainer => self.containers.stop(id, place),
+            Event::RemoveContainer => {
+                self.containers.remove(id, place);
+                self.journals.remove(id);
+            }
+            _ => return,
+        }
+        self.prune();
     }
 
     pub(super) fn prune(&mut self) {

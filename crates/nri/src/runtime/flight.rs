@@ -1,25 +1,29 @@
 //! One request on its way through the plugins.
 //!
-//! The pilot is the request's own task. It is given turns: to call a plugin, to have one
-//! validate, to finish, to commit. Between turns it can be stopped at once; a call it has
-//! begun is brought to its end, which the plugin's time limit bounds, so that the plugin is
-//! never asked two things at a time.
+//! The pilot is who takes it there: its caller, or, where nobody waits for it or its caller has
+//! gone away, a task. It is given turns: to call a plugin, to have one validate, to finish, to
+//! commit. Between turns it can be stopped at once; a call it has begun is brought to its end,
+//! which the plugin's time limit bounds, so that the plugin is never asked two things at a time.
+//!
+//! **Invariant:** every turn to call or to validate is answered to the model, or given back by
+//! who ends the request: else the plugin would be waited for for ever.
 
+mod post;
 mod work;
 
-use std::{mem, sync::Arc};
+use std::{future::poll_fn, mem, sync::Arc, task::Poll};
 
-use futures_util::{StreamExt, stream::FuturesUnordered};
+use futures_util::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use nri_wire::api::{self, Event};
 use serde_json::{Value, json};
-use tokio::{sync::mpsc, time::Instant};
-use tokio_util::sync::CancellationToken;
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use tracing::warn;
 
+pub(super) use post::Post;
 use work::Heard;
 pub(super) use work::{Outcome, Subject, Work};
 
-use super::{Shared, dispatch::Answer};
+use super::Shared;
 use crate::{
     error::{NriError, Silence},
     model::{Lane, Place, Verdict},
@@ -32,9 +36,7 @@ const VALIDATE: Event = Event::ValidateContainerAdjustment;
 /// A request, as the rest sees it.
 #[derive(Debug)]
 pub(super) struct Flight {
-    pub(super) turns: mpsc::Sender<Turn>,
-    /// The caller has given up.
-    pub(super) over: CancellationToken,
+    pub(super) post: Arc<Post>,
     pub(super) subject: Subject,
 }
 
@@ -51,49 +53,89 @@ pub(super) enum Turn {
 pub(super) struct Pilot {
     pub(super) shared: Arc<Shared>,
     pub(super) place: Place,
-    pub(super) work: Work,
-    pub(super) turns: mpsc::Receiver<Turn>,
-    pub(super) over: CancellationToken,
-    pub(super) answer: Answer,
+    pub(super) work: Box<Work>,
+    pub(super) post: Arc<Post>,
+    /// Room among the requests on their way.
+    pub(super) _permit: Option<OwnedSemaphorePermit>,
+}
+
+/// Validators that are being asked.
+type Validations = FuturesUnordered<BoxFuture<'static, (Lane, Result<(), NriError>)>>;
+
+enum Next {
+    Turn(Turn),
+    Validated(Lane, Result<(), NriError>),
+    /// The caller has given up.
+    Over,
+}
+
+/// What a turn came to.
+enum Step {
+    GoOn,
+    Ended(Result<Outcome, NriError>),
 }
 
 impl Pilot {
-    pub(super) async fn fly(mut self) {
-        let mut validations = FuturesUnordered::new();
-        loop {
-            let turn = tokio::select! {
-                biased;
-                Some((lane, verdict)) = validations.next() => {
-                    match self.validated(lane, verdict) {
-                        true => continue,
-                        false => break,
-                    }
+    /// To the end of the request. [`NriError::Stopped`] where it has left before, by the will of
+    /// its caller.
+    ///
+    /// Not cancel safe: as long as it is not at its end plugins may wait for it.
+    pub(super) async fn fly(mut self) -> Result<Outcome, NriError> {
+        let mut validations = Validations::new();
+        let outcome = loop {
+            let step = match self.next(&mut validations).await {
+                Next::Turn(Turn::Call(lane, peer)) => self.call(lane, &peer).await,
+                Next::Turn(Turn::Validate(lane, peer)) => {
+                    validations.push(Box::pin(self.validate(lane, peer)));
+                    Step::GoOn
                 }
-                () = self.over.cancelled() => break,
-                turn = self.turns.recv() => turn,
+                Next::Turn(Turn::Routed) => self.routed(),
+                Next::Turn(Turn::Commit) => self.commit().await,
+                Next::Validated(lane, verdict) => self.validated(lane, verdict),
+                Next::Over => break Err(NriError::Stopped),
             };
-            let on = match turn {
-                Some(Turn::Call(lane, peer)) => self.call(lane, &peer).await,
-                Some(Turn::Validate(lane, peer)) => {
-                    validations.push(self.validate(lane, peer));
-                    true
-                }
-                Some(Turn::Routed) => self.routed(),
-                Some(Turn::Commit) => self.commit().await,
-                None => false,
-            };
-            if !on {
-                break;
+            if let Step::Ended(outcome) = step {
+                break outcome;
             }
+        };
+        if !validations.is_empty() {
+            self.wait_for(validations);
         }
-        // Validators that are still being asked are busy until they have answered.
-        while let Some((lane, _)) = validations.next().await {
-            self.shared.answered(self.place, lane, Verdict::Stop);
+        outcome
+    }
+
+    /// Its end, where nobody has to be asked.
+    pub(super) fn take_off(&mut self) -> Option<Result<Outcome, NriError>> {
+        let step = self.post.take_routed().then(|| self.routed())?;
+        match step {
+            Step::Ended(outcome) => Some(outcome),
+            Step::GoOn => None,
         }
     }
 
-    /// Whether to go on.
-    async fn call(&mut self, lane: Lane, peer: &Arc<Peer>) -> bool {
+    async fn next(&self, validations: &mut Validations) -> Next {
+        poll_fn(|cx| {
+            if !validations.is_empty()
+                && let Poll::Ready(Some((lane, verdict))) = validations.poll_next_unpin(cx)
+            {
+                return Poll::Ready(Next::Validated(lane, verdict));
+            }
+            self.post.poll_next(cx).map(|turn| turn.map_or(Next::Over, Next::Turn))
+        })
+        .await
+    }
+
+    /// Validators that are still being asked are busy until they have answered.
+    fn wait_for(self, mut validations: Validations) {
+        let tasks = self.shared.tasks.clone();
+        tasks.spawn(async move {
+            while let Some((lane, _)) = validations.next().await {
+                self.shared.answered(self.place, lane, Verdict::Stop);
+            }
+        });
+    }
+
+    async fn call(&mut self, lane: Lane, peer: &Arc<Peer>) -> Step {
         self.work.heard = Heard { watched: self.shared.feed.is_watched(), ..Heard::default() };
         let begun = Instant::now();
         let result = match self.work.ask(peer).await {
@@ -115,12 +157,11 @@ impl Pilot {
             }
             Err(error) => {
                 self.shared.answered(self.place, lane, Verdict::Stop);
-                self.end(Err(error));
-                return false;
+                return self.end(Err(error));
             }
         };
         self.shared.answered(self.place, lane, verdict);
-        true
+        Step::GoOn
     }
 
     fn tell_answer(&mut self, peer: &Peer, begun: Instant) {
@@ -204,76 +245,69 @@ impl Pilot {
         }
     }
 
-    fn validated(&mut self, lane: Lane, verdict: Result<(), NriError>) -> bool {
+    fn validated(&mut self, lane: Lane, verdict: Result<(), NriError>) -> Step {
         match verdict {
             Ok(()) => {
                 self.shared.answered(self.place, lane, Verdict::Continue);
-                true
+                Step::GoOn
             }
             Err(error) => {
                 self.shared.answered(self.place, lane, Verdict::Stop);
-                self.end(Err(error));
-                false
+                self.end(Err(error))
             }
         }
     }
 
     /// All plugins were asked: what is there to do about it?
-    fn routed(&mut self) -> bool {
+    fn routed(&mut self) -> Step {
         match self.work.settle(&self.shared) {
             Ok(()) if self.work.has_changes() => {
                 self.shared.await_commit(self.place);
-                true
+                Step::GoOn
             }
-            Ok(()) => {
-                self.succeed();
-                false
-            }
-            Err(error) => {
-                self.end(Err(error));
-                false
-            }
+            Ok(()) => self.succeed(),
+            Err(error) => self.end(Err(error)),
         }
     }
 
-    async fn commit(&mut self) -> bool {
+    async fn commit(&mut self) -> Step {
         let changes = self.work.changes();
         match self.shared.change(&changes, &self.work.owners()).await {
-            Err(error) if !self.work.asks_all() => {
-                self.end(Err(error.into()));
-            }
+            Err(error) if !self.work.asks_all() => self.end(Err(error.into())),
             Err(error) => {
-                warn!(
-                    ?error,
-                    event = self.work.event().method(),
-                    "change containers as plugins ask"
-                );
-                self.succeed();
+                let event = self.work.event().method();
+                warn!(?error, event, "change containers as plugins ask");
+                self.succeed()
             }
             Ok(made) => {
+                let ended = self.succeed();
                 // Whoever asked for it is gone, and the container it was for is not to be.
-                if !self.succeed() {
+                if let Step::Ended(Err(NriError::Stopped)) = ended {
                     let limit = self.shared.settings.load().change_timeout;
                     self.shared.take_back(made, limit).await;
                 }
+                ended
             }
         }
-        false
     }
 
-    fn succeed(&mut self) -> bool {
+    fn succeed(&mut self) -> Step {
         let outcome = self.work.outcome();
         self.end(outcome)
     }
 
-    /// Whether it still mattered to anybody.
-    fn end(&mut self, outcome: Result<Outcome, NriError>) -> bool {
-        let effect = self.work.effect();
+    /// The request leaves the pipeline. If it has left before, by the will of its caller, nothing
+    /// of what it came to counts.
+    fn end(&mut self, outcome: Result<Outcome, NriError>) -> Step {
         self.shared.feed.tell(|| Notice::Decided {
             about: self.work.about(),
             error: outcome.as_ref().err().map(|error| whole(error)),
         });
-        self.shared.conclude(self.place, self.answer.take(), outcome, effect)
+        let success = outcome.is_ok().then_some(&mut *self.work);
+        Step::Ended(match self.shared.conclude(self.place, success) {
+            true => outcome,
+            false => Err(NriError::Stopped),
+        })
     }
 }
 

@@ -116,7 +116,7 @@ pub(super) async fn join(
         wishes: answer.failure_policy.unwrap_or_default(),
         treatment,
     };
-    let peer = Arc::new(Peer::new(intro, client, trunk, shared.metrics.clone()));
+    let peer = Arc::new(Peer::new(intro, client, trunk, &shared.metrics, shared.mailbag.clone()));
     let _ = peer_cell.set(Arc::downgrade(&peer));
     enter(shared, &peer).await?;
     Ok(peer)

@@ -6,18 +6,18 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future::{BoxFuture, FutureExt};
 use nri_wire::api::Event;
 use oci_spec::runtime as oci;
 use tokio::{
-    sync::{OwnedSemaphorePermit, oneshot},
+    sync::OwnedSemaphorePermit,
     time::{Instant, timeout_at},
 };
 use ttrpc::Metadata;
 
 use super::{
-    ContainerRecord, Nri, PodRecord, Shared, State,
-    dispatch::{Departure, Effect},
-    flight::{Outcome, Subject, Work},
+    Nri, Shared,
+    flight::{Outcome, Pilot, Subject, Work},
 };
 use crate::{
     apply::Host,
@@ -39,7 +39,8 @@ pub struct Ask {
 /// A container as plugins want it.
 #[derive(Clone, Debug)]
 pub struct Created {
-    pub spec: oci::Spec,
+    /// The one that was asked about where no plugin wanted it changed.
+    pub spec: Arc<oci::Spec>,
     /// Classes that plugins gave it, whose meaning is in the specification already; an empty
     /// one was taken away.
     pub block_io_class: Option<String>,
@@ -105,8 +106,8 @@ impl Nri {
     /// Cancel safe once there is room for it.
     pub async fn remove_pod(&self, pod: &Pod) {
         let subject = subject(pod, None);
-        self.tell_end(Event::StopPodSandbox, subject.clone()).await;
-        self.tell_end(Event::RemovePodSandbox, subject).await;
+        self.tell(Event::StopPodSandbox, subject.clone()).await;
+        self.tell(Event::RemovePodSandbox, subject).await;
     }
 }
 
@@ -127,9 +128,8 @@ impl Nri {
     ) -> Result<Created, NriError> {
         self.shared.require(pod, &container.name, ask).await?;
         let subject = subject(pod, Some(container));
-        let wire = subject.container.clone().unwrap_or_default();
         let spec = Arc::clone(&container.spec);
-        let work = move |subject: &Subject| Work::create(subject, wire, spec, host);
+        let work = move |subject: &Subject| Work::create(subject, spec, host);
         match self.ask(Event::CreateContainer, subject, work, ask).await? {
             Outcome::Created(created) => Ok(*created),
             _ => Err(NriError::Exists(container.id.clone())),
@@ -206,8 +206,8 @@ impl Nri {
     /// Cancel safe once there is room for it.
     pub async fn remove_container(&self, pod: &Pod, container: &Container) {
         let subject = subject(pod, Some(container));
-        self.tell_end(Event::StopContainer, subject.clone()).await;
-        self.tell_end(Event::RemoveContainer, subject).await;
+        self.tell(Event::StopContainer, subject.clone()).await;
+        self.tell(Event::RemoveContainer, subject).await;
     }
 }
 
@@ -215,7 +215,7 @@ impl Nri {
 
 fn subject(pod: &Pod, container: Option<&Container>) -> Subject {
     Subject {
-        domain: pod.domain.clone(),
+        domain: pod.domain.as_str().into(),
         pod: Arc::new(pod.to_wire()),
         container: container.map(|container| Arc::new(container.to_wire())),
     }
@@ -233,67 +233,30 @@ impl Nri {
         let permit = self.room(ask).await?;
         let mut work = work(&subject);
         work.trace = ask.metadata();
-        let (answer, waiting) = oneshot::channel();
-        let known = subject.clone();
-        let departure = Departure {
-            event,
-            sensible: Box::new(sense(event, &known)),
-            effect: refresh(&known),
-            subject,
-            work,
-            answer: Some(answer),
-            permit: Some(permit),
-        };
-        let Some(place) = self.shared.depart(departure) else {
-            let id = known.container.as_ref().map_or(&known.pod.id, |container| &container.id);
-            return Err(NriError::Exists(id.clone()));
-        };
-        let creates = matches!(event, Event::RunPodSandbox | Event::CreateContainer);
-        let undo = creates.then_some(known);
-        let mut waiter =
-            Waiter { shared: Arc::clone(&self.shared), place, waiting, undo, armed: true };
-        waiter.wait(ask.deadline).await
+        match self.shared.depart(event, &subject, work, Some(permit)) {
+            Some(pilot) => Journey::of(pilot, OnLeaving::Undo).end(ask.deadline).await,
+            None => Err(NriError::Exists(subject.id().to_owned())),
+        }
     }
 
     /// Tells plugins of an end, and waits until they know.
     async fn end(&self, event: Event, subject: Subject, ask: &Ask) -> Result<(), NriError> {
         let permit = self.room(ask).await?;
-        let (answer, mut waiting) = oneshot::channel();
-        let mut departure = self.shared.ending(event, subject, Some(permit));
-        departure.answer = Some(answer);
-        departure.work.trace = ask.metadata();
-        let Some(place) = self.shared.depart(departure) else { return Ok(()) };
-        let answer = match ask.deadline {
-            None => (&mut waiting).await,
-            Some(deadline) => match timeout_at(deadline, &mut waiting).await {
-                Ok(answer) => answer,
-                // It goes on; only the waiting ends.
-                Err(_) => return Err(NriError::Deadline(self.shared.stage(place))),
-            },
-        };
-        answer.unwrap_or(Err(NriError::Stopped)).map(drop)
-    }
-
-    async fn tell_end(&self, event: Event, subject: Subject) {
-        if let Ok(permit) = self.room(&Ask::default()).await {
-            let departure = self.shared.ending(event, subject, Some(permit));
-            self.shared.depart(departure);
+        let mut work = Work::event_of(event, &subject);
+        work.trace = ask.metadata();
+        match self.shared.depart(event, &subject, work, Some(permit)) {
+            Some(pilot) => Journey::of(pilot, OnLeaving::GoOn).end(ask.deadline).await.map(drop),
+            None => Ok(()),
         }
     }
 
+    /// Tells plugins, and does not wait. An end is told at most once, of what is known.
     async fn tell(&self, event: Event, subject: Subject) {
         let Ok(permit) = self.room(&Ask::default()).await else { return };
-        let known = subject.clone();
         let work = Work::event_of(event, &subject);
-        self.shared.depart(Departure {
-            event,
-            subject,
-            work,
-            answer: None,
-            permit: Some(permit),
-            sensible: Box::new(|_| true),
-            effect: refresh(&known),
-        });
+        if let Some(pilot) = self.shared.depart(event, &subject, work, Some(permit)) {
+            self.shared.fly_alone(pilot);
+        }
     }
 
     async fn room(&self, ask: &Ask) -> Result<OwnedSemaphorePermit, NriError> {
@@ -308,65 +271,7 @@ impl Nri {
     }
 }
 
-/// What exists cannot be created, and what does not cannot be asked about.
-fn sense(event: Event, subject: &Subject) -> impl FnOnce(&State) -> bool + use<> {
-    let created = match event {
-        Event::CreateContainer => subject.container.as_ref().map(|c| c.id.clone()),
-        _ => None,
-    };
-    move |state| created.is_none_or(|id| !state.containers.is_known(&id))
-}
-
-/// The newest state of what a request is about.
-fn refresh(subject: &Subject) -> Effect<'static> {
-    let subject = subject.clone();
-    Box::new(move |state, _| {
-        let Subject { domain, pod, container } = subject;
-        let id = pod.id.clone();
-        let record = PodRecord { domain: domain.clone(), wire: pod };
-        state.pods.refresh(&id, Arc::new(record));
-        if let Some(wire) = container {
-            let id = wire.id.clone();
-            state.containers.refresh(&id, Arc::new(ContainerRecord { domain, wire }));
-        }
-    })
-}
-
 impl Shared {
-    /// A stop or removal, which is told at most once, of what is known.
-    fn ending(
-        &self,
-        event: Event,
-        subject: Subject,
-        permit: Option<OwnedSemaphorePermit>,
-    ) -> Departure<'static> {
-        let work = Work::event_of(event, &subject);
-        let id = subject.container.as_ref().map_or(&subject.pod.id, |container| &container.id);
-        let (id, again) = (id.clone(), id.clone());
-        let refresh = refresh(&subject);
-        let sensible = move |state: &State| match event {
-            Event::StopPodSandbox => state.pods.is_live(&id),
-            Event::RemovePodSandbox => state.pods.is_known(&id),
-            Event::StopContainer => state.containers.is_live(&id),
-            _ => state.containers.is_known(&id),
-        };
-        let effect = move |state: &mut State, place: Place| {
-            refresh(state, place);
-            match event {
-                Event::StopPodSandbox => state.pods.stop(&again, place),
-                Event::RemovePodSandbox => state.pods.remove(&again, place),
-                Event::StopContainer => state.containers.stop(&again, place),
-                _ => {
-                    state.containers.remove(&again, place);
-                    state.journals.remove(&again);
-                }
-            }
-            state.prune();
-        };
-        let (sensible, effect) = (Box::new(sensible), Box::new(effect));
-        Departure { event, subject, work, answer: None, permit, sensible, effect }
-    }
-
     /// Waits until all required plugins are there, as long as their policies and the caller
     /// have time. The request has no place in the order yet, so nothing waits for it.
     async fn require(&self, pod: &Pod, container: &str, ask: &Ask) -> Result<(), NriError> {
@@ -410,51 +315,63 @@ impl Shared {
     }
 }
 
-/// Waits for a request; gives it up when dropped.
-struct Waiter {
+/// A caller with its request. Nobody else brings it on its way, until the caller leaves.
+struct Journey {
     shared: Arc<Shared>,
     place: Place,
-    waiting: oneshot::Receiver<Result<Outcome, NriError>>,
-    /// What was created if it succeeds.
-    undo: Option<Subject>,
-    armed: bool,
+    /// Not at its end.
+    flight: Option<BoxFuture<'static, Result<Outcome, NriError>>>,
+    on_leaving: OnLeaving,
+    /// It was at its end before it began.
+    outcome: Option<Result<Outcome, NriError>>,
 }
 
-impl Waiter {
-    async fn wait(&mut self, deadline: Option<Instant>) -> Result<Outcome, NriError> {
-        let answer = match deadline {
-            None => Ok((&mut self.waiting).await),
-            Some(deadline) => timeout_at(deadline, &mut self.waiting).await,
-        };
-        self.armed = false;
-        if let Ok(answer) = answer {
-            return answer.unwrap_or(Err(NriError::Stopped));
+/// What becomes of a request whose caller leaves it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OnLeaving {
+    /// It is taken back.
+    Undo,
+    /// Plugins are told all the same.
+    GoOn,
+}
+
+impl Journey {
+    fn of(mut pilot: Pilot, on_leaving: OnLeaving) -> Self {
+        let (shared, place) = (Arc::clone(&pilot.shared), pilot.place);
+        let outcome = pilot.take_off();
+        let flight = outcome.is_none().then(|| pilot.fly().boxed());
+        Self { shared, place, flight, on_leaving, outcome }
+    }
+
+    /// Its end, or that of the caller's patience.
+    async fn end(mut self, deadline: Option<Instant>) -> Result<Outcome, NriError> {
+        if let Some(outcome) = self.outcome.take() {
+            return outcome;
         }
-        let stage = self.shared.stage(self.place);
-        match self.shared.withdraw(self.place) {
-            true => Err(NriError::Deadline(stage)),
-            // It ended at this very moment.
-            false => self.waiting.try_recv().unwrap_or(Err(NriError::Stopped)),
+        let Some(flight) = &mut self.flight else { return Err(NriError::Stopped) };
+        let outcome = match deadline {
+            None => Ok(flight.await),
+            Some(deadline) => timeout_at(deadline, flight).await,
+        };
+        match outcome {
+            Ok(outcome) => {
+                self.flight = None;
+                outcome
+            }
+            Err(_) => Err(NriError::Deadline(self.shared.stage(self.place))),
         }
     }
 }
 
-impl Drop for Waiter {
+impl Drop for Journey {
     fn drop(&mut self) {
-        if !self.armed || self.shared.withdraw(self.place) {
-            return;
+        let Some(flight) = self.flight.take() else { return };
+        if self.on_leaving == OnLeaving::Undo {
+            self.shared.withdraw(self.place);
         }
-        // It succeeded, and nobody will ever know.
-        let (Some(subject), Ok(Ok(_))) = (self.undo.take(), self.waiting.try_recv()) else {
-            return;
-        };
-        let ends = match subject.container {
-            Some(_) => [Event::StopContainer, Event::RemoveContainer],
-            None => [Event::StopPodSandbox, Event::RemovePodSandbox],
-        };
-        for event in ends {
-            let departure = self.shared.ending(event, subject.clone(), None);
-            self.shared.depart(departure);
+        // A call that has begun is brought to its end. Without a runtime nobody would answer it.
+        if tokio::runtime::Handle::try_current().is_ok() {
+            self.shared.tasks.spawn(flight);
         }
     }
 }

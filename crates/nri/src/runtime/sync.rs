@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use nri_wire::api::{Container, PodSandbox, SynchronizeRequest, SynchronizeResponse};
+use nri_wire::api::{
+    Container, ContainerState, PodSandbox, SynchronizeRequest, SynchronizeResponse,
+};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -100,6 +102,15 @@ async fn apply_updates(shared: &Arc<Shared>, peer: &Peer, answer: SynchronizeRes
     }
 }
 
+/// What is on record was created, whatever it was when plugins were asked about it.
+fn as_known(container: &Arc<Container>) -> Container {
+    let mut container = Container::clone(container);
+    if container.state() == ContainerState::ContainerUnknown {
+        container.set_state(ContainerState::ContainerCreated);
+    }
+    container
+}
+
 /// Sends everything, in as few messages as it takes. All of it in the time of one request.
 async fn tell(peer: &Peer, world: &World) -> Result<SynchronizeResponse, SyncError> {
     let (pods, containers) = world;
@@ -109,10 +120,7 @@ async fn tell(peer: &Peer, world: &World) -> Result<SynchronizeResponse, SyncErr
         let part = plan.part();
         let request = SynchronizeRequest {
             pods: pods[part.pods.clone()].iter().map(|pod| PodSandbox::clone(pod)).collect(),
-            containers: containers[part.containers.clone()]
-                .iter()
-                .map(|container| Container::clone(container))
-                .collect(),
+            containers: containers[part.containers.clone()].iter().map(as_known).collect(),
             more: part.more,
         };
         let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));

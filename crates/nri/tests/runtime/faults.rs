@@ -3,6 +3,7 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
+use futures_util::FutureExt;
 use nri::{Ask, Kind, NriError, OnFailure, PluginPolicy, Settings, api::*};
 use tokio::{io::AsyncWriteExt, time::Instant};
 use ttrpc::Status;
@@ -259,6 +260,23 @@ async fn a_caller_that_goes_away_leaves_nothing() {
         let want = usize::from(gone);
         assert_eq!((stops, removals), (want, want), "after {pause} ms");
         assert_eq!(world.nri.journal(&id).is_none(), gone);
+    }
+}
+
+/// A turn that was given and not taken is one the plugin would wait for for ever.
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_goes_away_before_anything_was_asked_holds_up_nobody() {
+    for validated in [false, true] {
+        let world = World::new().await;
+        let events = if validated { "ValidateContainerAdjustment" } else { "CreateContainer" };
+        let _a = world.plugin("10-a", Script::new(events)).await;
+        for number in 0..3 {
+            // It has its place and its turn, and that is all.
+            assert!(world.create(&format!("gone{number}")).now_or_never().is_none());
+            world.settle().await;
+        }
+        let created = tokio::time::timeout(SOON, world.create("c0")).await;
+        created.expect("nobody is waited for").unwrap();
     }
 }
 

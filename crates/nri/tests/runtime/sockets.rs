@@ -45,8 +45,7 @@ impl Dirs {
             "#!/bin/sh\necho \"$NRI_PLUGIN_NAME $NRI_PLUGIN_IDX $NRI_PLUGIN_SOCKET $#\" >> {}\n{then}\n",
             log.display()
         );
-        fs::write(&path, script).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        testkit::program(&path, &script);
     }
 
     fn starts(&self, name: &str) -> Vec<String> {
@@ -320,4 +319,41 @@ async fn reloading_keeps_connections_and_changes_the_rest() {
     assert_eq!(world.told.count("10-a Shutdown"), 1);
     world.wait_for_plugins(&[]).await;
     world.nri.shutdown().await;
+}
+
+// === many at once ===
+
+/// Callers on several threads, plugins that look for their turn, sleep, or take all at once: no
+/// request and no answer is left lying anywhere.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_requests_by_many_threads_all_end() {
+    let dirs = Dirs::new();
+    let policy = PluginPolicy { concurrent: true, ..Default::default() };
+    let plugins = [("many".to_owned(), policy)].into();
+    // What is forgotten is not excused by the end of a plugin's time.
+    let request_timeout = 3 * SOON;
+    let world = World::with(Settings { plugins, request_timeout, ..dirs.settings() }).await;
+    let socket = dirs.path("run/nri.sock");
+    let mut live = Vec::new();
+    for id in ["10-one", "20-many", "30-many", "40-one"] {
+        live.push(connect(&world, &socket, id).await.unwrap());
+    }
+    world.wait_for_plugins(&["10-one", "20-many", "30-many", "40-one"]).await;
+    let tasks = tokio_util::task::TaskTracker::new();
+    for (callers, each) in [(1, 200), (2, 500), (32, 40)] {
+        let creations = (0..callers).map(|caller| {
+            let world = world.clone();
+            tasks.spawn(async move {
+                for number in 0..each {
+                    let id = format!("{callers}-{caller}-{number}");
+                    let created = tokio::time::timeout(SOON, world.create(&id)).await;
+                    created.expect("it is not forgotten").unwrap();
+                }
+            })
+        });
+        for created in futures_util::future::join_all(creations).await {
+            created.unwrap();
+        }
+    }
+    assert_eq!(world.told.count("40-one CreateContainer"), 200 + 2 * 500 + 32 * 40);
 }

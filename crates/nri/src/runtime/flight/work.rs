@@ -2,7 +2,8 @@
 
 use std::{collections::VecDeque, mem, sync::Arc};
 
-use nri_wire::api::*;
+use bytes::Bytes;
+use nri_wire::{About as Request, PluginId, api::*};
 use oci_spec::runtime as oci;
 use serde_json::Value;
 use tokio::time::Instant;
@@ -14,9 +15,10 @@ use crate::{
     apply::{self, ApplyError, Host},
     error::NriError,
     journal::{Adjusted, Journal},
+    model::Place,
     object::Resources,
     peer::{Failure, Peer},
-    runtime::{ContainerRecord, Created, PodRecord, Shared, dispatch::Effect},
+    runtime::{ContainerRecord, Created, PodRecord, Shared, State},
     settings::OnFailure,
     watch::{self, About},
 };
@@ -24,7 +26,7 @@ use crate::{
 /// Whom a request is about.
 #[derive(Clone, Debug)]
 pub(in crate::runtime) struct Subject {
-    pub(in crate::runtime) domain: String,
+    pub(in crate::runtime) domain: Arc<str>,
     pub(in crate::runtime) pod: Arc<PodSandbox>,
     pub(in crate::runtime) container: Option<Arc<Container>>,
 }
@@ -39,15 +41,17 @@ pub(in crate::runtime) enum Outcome {
 
 pub(in crate::runtime) struct Work {
     subject: Subject,
-    /// Event, pod and, where it is not being adjusted, container.
-    change: StateChangeEvent,
+    event: Event,
     kind: Kind,
+    /// What plugins are asked, as it goes over the wire: the same for all until one of them wants
+    /// it changed.
+    request: Option<Bytes>,
     pub(in crate::runtime) trace: Metadata,
     pub(super) heard: Heard,
     /// Of requests that ask every plugin whatever the others say.
     pub(super) errors: Vec<NriError>,
     /// Plugins that answered.
-    consulted: Vec<PluginInstance>,
+    consulted: Vec<PluginId>,
     validation: Option<Arc<ValidateContainerAdjustmentRequest>>,
 }
 
@@ -86,20 +90,16 @@ struct Creating {
     spec: Arc<oci::Spec>,
     host: Arc<dyn Host + Send + Sync>,
     answers: Vec<Adjusted>,
-    adjusted: Option<Box<oci::Spec>>,
+    adjusted: Option<Arc<oci::Spec>>,
 }
 
 impl Work {
     fn new(event: Event, subject: &Subject, kind: Kind) -> Self {
-        let container = match &kind {
-            Kind::Create(_) => None,
-            _ => subject.container.as_deref().cloned(),
-        };
-        let pod = Some(PodSandbox::clone(&subject.pod));
         Self {
             subject: subject.clone(),
-            change: StateChangeEvent { event: event.into(), pod, container },
+            event,
             kind,
+            request: None,
             trace: Metadata::new(),
             heard: Heard::default(),
             errors: Vec::new(),
@@ -109,16 +109,11 @@ impl Work {
     }
 
     pub(in crate::runtime) fn event_of(event: Event, subject: &Subject) -> Self {
-        let id = subject.container.as_ref().map_or("", |container| &container.id);
         let kind = match event {
-            Event::StopContainer => Kind::Stop(Box::new(Updating::of_others(id))),
+            Event::StopContainer => Kind::Stop(Box::new(Updating::of_others(subject.id()))),
             _ => Kind::Event,
         };
         Self::new(event, subject, kind)
-    }
-
-    pub(in crate::runtime) fn undo(event: Event, subject: &Subject) -> Self {
-        Self::event_of(event, subject)
     }
 
     pub(in crate::runtime) fn update_pod(
@@ -126,38 +121,33 @@ impl Work {
         overhead: Option<LinuxResources>,
         resources: Option<LinuxResources>,
     ) -> Self {
-        Self::new(
-            Event::UpdatePodSandbox,
-            subject,
-            Kind::UpdatePod(Box::new((overhead, resources))),
-        )
+        let kind = Kind::UpdatePod(Box::new((overhead, resources)));
+        Self::new(Event::UpdatePodSandbox, subject, kind)
     }
 
     pub(in crate::runtime) fn create(
         subject: &Subject,
-        container: Arc<Container>,
         spec: Arc<oci::Spec>,
         host: Arc<dyn Host + Send + Sync>,
     ) -> Self {
-        let creation = Creation::of(container);
+        let creation = Creation::of(subject.container.clone().unwrap_or_default());
         let creating = Creating { creation, spec, host, answers: Vec::new(), adjusted: None };
         Self::new(Event::CreateContainer, subject, Kind::Create(Box::new(creating)))
     }
 
     pub(in crate::runtime) fn update(subject: &Subject, resources: LinuxResources) -> Self {
-        let id = subject.container.as_ref().map_or("", |container| &container.id);
-        let updating = Box::new(Updating::of(id, resources));
+        let updating = Box::new(Updating::of(subject.id(), resources));
         Self::new(Event::UpdateContainer, subject, Kind::Update(updating, None))
     }
 
     pub(super) fn event(&self) -> Event {
-        self.change.event()
+        self.event
     }
 
     pub(super) fn about(&self) -> About {
         let container = self.subject.container.as_deref();
         About {
-            event: self.event().method().to_owned(),
+            event: self.event.method().to_owned(),
             pod: self.subject.pod.id.clone(),
             pod_name: self.subject.pod.name.clone(),
             container: container.map(|c| c.id.clone()).unwrap_or_default(),
@@ -168,7 +158,7 @@ impl Work {
     /// Every plugin hears of what has happened, or is to happen in any case.
     pub(super) fn asks_all(&self) -> bool {
         !matches!(
-            self.event(),
+            self.event,
             Event::RunPodSandbox
                 | Event::UpdatePodSandbox
                 | Event::CreateContainer
@@ -177,61 +167,83 @@ impl Work {
         )
     }
 
+    fn request(&mut self) -> Bytes {
+        let Self { kind, subject, request, .. } = self;
+        let encode = || {
+            let Subject { pod, container, .. } = &*subject;
+            let about = Request { pod, container: container.as_deref() };
+            match &*kind {
+                Kind::Event | Kind::Stop(_) => about.encode(),
+                Kind::UpdatePod(asked) => {
+                    about.encode_pod_update(asked.0.as_ref(), asked.1.as_ref())
+                }
+                Kind::Create(creating) => {
+                    Request { container: Some(creating.creation.container()), ..about }.encode()
+                }
+                Kind::Update(updating, _) => about.encode_update(updating.resources()),
+            }
+        };
+        request.get_or_insert_with(encode).clone()
+    }
+
     /// Asks one plugin and merges what it says. The outer failure is the plugin's, the inner
     /// one that of all together.
     pub(super) async fn ask(&mut self, peer: &Peer) -> Result<Result<(), MergeError>, Failure> {
-        let treatment = peer.treatment().clone();
-        let plugin = peer.id.to_string();
-        let by = Claimant { plugin: &plugin, fields: treatment.policy.fields.as_ref() };
-        let forgiving = treatment.policy.on_failure() == Some(OnFailure::Ignore);
-        let merged = match &mut self.kind {
+        let (request, begun) = (self.request(), Instant::now());
+        let answer = match &self.kind {
             Kind::Event => {
-                peer.event(&mut self.change, &self.trace).await?;
-                Ok(())
+                let Subject { pod, container, .. } = &self.subject;
+                let about = Request { pod, container: container.as_deref() };
+                peer.event(self.event, about, &request, &self.trace).await?;
+                Answer::Nothing
             }
-            Kind::UpdatePod(asked) => {
-                let (overhead, resources) = &mut **asked;
-                let request = UpdatePodSandboxRequest {
-                    pod: self.change.pod.take(),
-                    overhead_linux_resources: overhead.take(),
-                    linux_resources: resources.take(),
-                };
-                let answer = peer.update_pod(&request, &self.trace).await;
-                self.change.pod = request.pod;
-                *overhead = request.overhead_linux_resources;
-                *resources = request.linux_resources;
-                answer?;
-                Ok(())
+            Kind::UpdatePod(_) => {
+                peer.update_pod(&request, &self.trace).await?;
+                Answer::Nothing
             }
-            Kind::Create(creating) => {
-                let asking =
-                    Asking { change: &mut self.change, trace: &self.trace, heard: &mut self.heard };
-                creating.ask(peer, by, forgiving, asking).await?
+            Kind::Create(_) => Answer::Create(Box::new(peer.create(&request, &self.trace).await?)),
+            Kind::Update(..) => {
+                let UpdateContainerResponse { update, evict } =
+                    peer.update(&request, &self.trace).await?;
+                Answer::Update(update, evict)
             }
-            Kind::Update(updating, _) => {
-                let resources = updating.resources().clone();
-                let (pod, container) = (self.change.pod.take(), self.change.container.take());
-                let linux_resources = Some(resources);
-                let request = UpdateContainerRequest { pod, container, linux_resources };
-                let answer = peer.update(&request, &self.trace).await;
-                (self.change.pod, self.change.container) = (request.pod, request.container);
-                let UpdateContainerResponse { update, evict } = answer?;
-                self.heard.note(None, &update, &evict);
-                updating.merge(by, update, evict)
-            }
-            Kind::Stop(updating) => {
-                let (pod, container) = (self.change.pod.take(), self.change.container.take());
-                let request = StopContainerRequest { pod, container };
-                let answer = peer.stop(&request, &self.trace).await;
-                (self.change.pod, self.change.container) = (request.pod, request.container);
-                let update = answer?.update;
-                self.heard.note(None, &update, &[]);
-                updating.merge(by, update, Vec::new())
+            Kind::Stop(_) => {
+                Answer::Update(peer.stop(&request, &self.trace).await?.update, Vec::new())
             }
         };
-        let (name, index) = (peer.id.name().to_owned(), peer.id.index().to_owned());
-        self.consulted.push(PluginInstance { name, index });
-        Ok(merged)
+        self.consulted.push(peer.id.clone());
+        Ok(self.hear(peer, begun, answer))
+    }
+
+    fn hear(&mut self, peer: &Peer, begun: Instant, answer: Answer) -> Result<(), MergeError> {
+        let treatment = peer.treatment();
+        let fields = treatment.policy.fields.as_ref();
+        let by = Claimant { plugin: peer.id.as_str(), fields };
+        match (&mut self.kind, answer) {
+            (Kind::Create(creating), Answer::Create(mut answer)) => {
+                // Go plugins that want nothing say so by an adjustment without anything in it.
+                answer.adjust.take_if(|adjust| *adjust == ContainerAdjustment::default());
+                self.heard.note(answer.adjust.as_ref(), &answer.update, &answer.evict);
+                let (plugin, took) = (peer.id.clone(), begun.elapsed());
+                let adjust = answer.adjust.clone().map(Box::new);
+                creating.answers.push(Adjusted { plugin, took, adjust });
+                if *answer == CreateContainerResponse::default() {
+                    return Ok(());
+                }
+                self.request = None;
+                let forgiving = treatment.policy.on_failure() == Some(OnFailure::Ignore);
+                creating.merge(by, forgiving, *answer)
+            }
+            (Kind::Update(updating, _) | Kind::Stop(updating), Answer::Update(update, evict)) => {
+                self.heard.note(None, &update, &evict);
+                if update.is_empty() && evict.is_empty() {
+                    return Ok(());
+                }
+                self.request = None;
+                updating.merge(by, update, evict)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// What validators are asked, made once.
@@ -249,14 +261,14 @@ impl Work {
                 (Some(adjust.clone()), updates.updates().cloned().collect(), owners, original)
             }
             Kind::Update(updating, _) => {
-                let container = self.change.container.clone().unwrap_or_default();
+                let container = self.subject.container.as_deref().cloned().unwrap_or_default();
                 let update = updating.as_ref().clone().into_response().update;
                 (None, update, updating.owners(), container)
             }
             _ => return Arc::default(),
         };
         let request = Arc::new(ValidateContainerAdjustmentRequest {
-            pod: self.change.pod.clone(),
+            pod: Some(PodSandbox::clone(&self.subject.pod)),
             container: Some(container),
             adjust,
             update: updates,
@@ -269,16 +281,16 @@ impl Work {
 
     /// Those that answered, and those that are there and did not want to be asked.
     fn consulted(&self, shared: &Shared) -> Vec<PluginInstance> {
-        let (event, hidden) = (self.event(), shared.is_hidden(&self.subject.domain));
+        let (event, hidden) = (self.event, shared.is_hidden(&self.subject.domain));
         let state = shared.state.lock();
         let others = state.active.iter().filter_map(|lane| state.peers.get(lane));
         let others = others
             .filter(|peer| !peer.events.contains(event) && peer.sees(&self.subject.domain, hidden));
-        let others = others.map(|peer| PluginInstance {
-            name: peer.id.name().to_owned(),
-            index: peer.id.index().to_owned(),
-        });
-        self.consulted.iter().cloned().chain(others).collect()
+        let instance = |id: &PluginId| PluginInstance {
+            name: id.name().to_owned(),
+            index: id.index().to_owned(),
+        };
+        self.consulted.iter().chain(others.map(|peer| &peer.id)).map(instance).collect()
     }
 
     /// All plugins were asked and validators agree: works out what is to be.
@@ -339,106 +351,92 @@ impl Work {
     }
 
     /// What success means to the registry.
-    pub(super) fn effect(&mut self) -> Effect<'static> {
-        let domain = self.subject.domain.clone();
-        match &mut self.kind {
-            Kind::Event if self.change.event() == Event::RunPodSandbox => {
-                let wire = Arc::clone(&self.subject.pod);
-                Box::new(move |state, place| {
-                    let id = wire.id.clone();
-                    state.pods.created(&id, Arc::new(PodRecord { domain, wire }), place);
-                })
+    pub(in crate::runtime) fn succeeded(&mut self, state: &mut State, place: Place) {
+        let Subject { domain, pod, container } = &self.subject;
+        let domain = Arc::clone(domain);
+        match (&mut self.kind, container) {
+            (Kind::Event, _) if self.event == Event::RunPodSandbox => {
+                let record = PodRecord { domain, wire: Arc::clone(pod) };
+                state.pods.created(&pod.id, Arc::new(record), place);
             }
-            Kind::Create(creating) => creating.effect(domain),
-            Kind::Update(updating, _) => {
-                let Some(container) = &self.subject.container else { return nothing() };
-                let (resources, _, owners) = updating.as_ref().clone().finish();
+            (Kind::Create(creating), _) => creating.succeeded(domain, state, place),
+            (Kind::Update(updating, _), Some(container)) => {
+                let (id, resources) = (container.id.as_str(), updating.resources().clone());
                 let wire = Arc::new(with_resources(container, resources.clone()));
-                Box::new(move |state, _| {
-                    let id = wire.id.clone();
-                    let journal = state.journals.entry(id.clone()).or_default();
-                    journal.update("UpdateContainer", &id, resources, &owners);
-                    state.containers.refresh(&id, Arc::new(ContainerRecord { domain, wire }));
-                })
+                let journal = state.journals.entry(id.to_owned()).or_default();
+                journal.update("UpdateContainer", id, resources, updating.owners());
+                state.containers.refresh(id, Arc::new(ContainerRecord { domain, wire }));
             }
-            _ => nothing(),
+            _ => {}
         }
     }
 }
 
-/// What a creation borrows of its work while it asks.
-struct Asking<'a> {
-    change: &'a mut StateChangeEvent,
-    trace: &'a Metadata,
-    heard: &'a mut Heard,
+/// What a plugin said.
+enum Answer {
+    Nothing,
+    Create(Box<CreateContainerResponse>),
+    Update(Vec<ContainerUpdate>, Vec<ContainerEviction>),
 }
 
-fn nothing() -> Effect<'static> {
-    Box::new(|_, _| {})
+impl Subject {
+    /// Of what it is about.
+    pub(in crate::runtime) fn id(&self) -> &str {
+        self.container.as_ref().map_or(&self.pod.id, |container| &container.id)
+    }
 }
 
 impl Creating {
-    async fn ask(
+    fn merge(
         &mut self,
-        peer: &Peer,
         by: Claimant<'_>,
         forgiving: bool,
-        Asking { change, trace, heard }: Asking<'_>,
-    ) -> Result<Result<(), MergeError>, Failure> {
-        let container = Some(self.creation.lend());
-        let request = CreateContainerRequest { pod: change.pod.take(), container };
-        let begun = Instant::now();
-        let answer = peer.create(&request, trace).await;
-        change.pod = request.pod;
-        self.creation.put_back(request.container.unwrap_or_default());
-        let answer = answer?;
-        heard.note(answer.adjust.as_ref(), &answer.update, &answer.evict);
-        let (plugin, took, adjust) = (peer.id.clone(), begun.elapsed(), answer.adjust.clone());
-        self.answers.push(Adjusted { plugin, took, adjust });
+        answer: CreateContainerResponse,
+    ) -> Result<(), MergeError> {
         // An answer that may not be given counts as none where the plugin's failures do.
         let before = (forgiving && by.fields.is_some()).then(|| self.creation.clone());
         match (self.creation.merge(by, answer), before) {
             (Err(MergeError::Forbidden { plugin, field }), Some(before)) => {
                 tracing::warn!(plugin, field = field.as_str_name(), "plugin may not set this");
                 self.creation = before;
-                Ok(Ok(()))
+                Ok(())
             }
-            (merged, _) => Ok(merged),
+            (merged, _) => merged,
         }
     }
 
     fn settle(&mut self) -> Result<(), ApplyError> {
-        let mut spec = oci::Spec::clone(&self.spec);
-        apply::apply(&mut spec, &self.creation.merged().adjust, &*self.host)?;
-        self.adjusted = Some(Box::new(spec));
+        let adjust = &self.creation.merged().adjust;
+        self.adjusted = Some(match *adjust == ContainerAdjustment::default() {
+            true => Arc::clone(&self.spec),
+            false => Arc::new(apply::applied(&self.spec, adjust, &*self.host)?),
+        });
         Ok(())
     }
 
     fn created(&mut self) -> Created {
-        let spec = self.adjusted.take();
         let linux = self.creation.merged().adjust.linux.as_ref();
         let resources = linux.and_then(|linux| linux.resources.as_ref());
         let class = |class: &Option<OptionalString>| class.as_ref().map(|c| c.value.clone());
         Created {
             block_io_class: resources.and_then(|r| class(&r.blockio_class)),
             rdt_class: resources.and_then(|r| class(&r.rdt_class)),
-            spec: spec.map_or_else(|| oci::Spec::clone(&self.spec), |spec| *spec),
+            spec: self.adjusted.take().unwrap_or_else(|| Arc::clone(&self.spec)),
         }
     }
 
-    fn effect(&mut self, domain: String) -> Effect<'static> {
-        let mut container = self.creation.container().clone();
-        container.set_state(ContainerState::ContainerCreated);
+    fn succeeded(&mut self, domain: Arc<str>, state: &mut State, place: Place) {
+        let wire = self.creation.shared_container();
+        let id = wire.id.clone();
+        state.containers.created(&id, Arc::new(ContainerRecord { domain, wire }), place);
         let Merged { owners, adjust, .. } = self.creation.merged().clone();
-        let (adjustments, original) = (mem::take(&mut self.answers), Arc::clone(&self.spec));
-        Box::new(move |state, place| {
-            let id = container.id.clone();
-            let record = ContainerRecord { domain, wire: Arc::new(container) };
-            state.containers.created(&id, Arc::new(record), place);
-            let original = Some(original);
-            let updates = VecDeque::new();
-            let journal = Journal { original, adjustments, merged: adjust, owners, updates };
-            state.journals.insert(id, journal);
-        })
+        let journal = Journal {
+            original: Some(Arc::clone(&self.spec)),
+            adjustments: mem::take(&mut self.answers),
+            merged: adjust,
+            owners,
+            updates: VecDeque::new(),
+        };
+        state.journals.insert(id, Box::new(journal));
     }
 }
