@@ -39,7 +39,7 @@ struct Args {
     #[arg(long, value_name = "NAME=BINARY", default_value = "runc=runc")]
     handler: String,
     /// What passed before
-    #[arg(long, value_name = "FILE", default_value = "crates/conformance/expected.txt")]
+    #[arg(long, value_name = "FILE", default_value = "crates/conformance/expected/runc.txt")]
     expected: PathBuf,
     /// Writes what passes now to that file
     #[arg(long)]
@@ -109,9 +109,10 @@ async fn run(args: &Args, critest: &Path, programs: &Programs) -> Result<Report>
     suite::map_registries(&certs, &registry.url())?;
     let networks = work.path().join("net.d");
     let bridge = suite::bridge(&networks, work.path())?;
+    let handler = from_here(&args.handler)?;
     let mut daemon = DaemonProcess::start_with(&args.longshore, |command| {
         command.arg("--registry-config").arg(&certs).arg("--cni-conf-dir").arg(&networks);
-        command.args(["--handler", &args.handler]);
+        command.args(["--handler", &handler]);
     })
     .await?;
     let suite = Suite {
@@ -132,6 +133,16 @@ async fn run(args: &Args, critest: &Path, programs: &Programs) -> Result<Report>
         bail!("the daemon ended with {:?}: {}", ended.code, ended.stderr);
     }
     report
+}
+
+/// The daemon takes the name of a program, or its absolute path.
+fn from_here(handler: &str) -> Result<String> {
+    let (name, binary) = handler.split_once('=').context("--handler is NAME=BINARY")?;
+    let path = match binary.contains('/') {
+        true => fs::canonicalize(binary).with_context(|| format!("--handler: {binary}"))?,
+        false => binary.into(),
+    };
+    Ok(format!("{name}={}", path.display()))
 }
 
 /// A spec that fails leaves its pods to us.

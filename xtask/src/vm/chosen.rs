@@ -185,7 +185,8 @@ impl Chosen {
         let mut args: Vec<String> = flags.map(str::to_owned).to_vec();
         args.extend([format!("{runtime}={runtime}"), "--focus".to_owned(), focus.to_owned()]);
         args.extend(["--strict".to_owned(), "--expected".to_owned()]);
-        args.push(programs.expected.display().to_string());
+        let list = programs.expected.join(format!("{runtime}.txt"));
+        args.push(list.display().to_string());
         Run {
             name: format!("critest {} {driver} {runtime}", self.lsm.name()),
             env: on(driver, runtime),

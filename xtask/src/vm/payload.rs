@@ -30,7 +30,7 @@ pub(crate) struct Programs {
     pub(crate) others: Vec<PathBuf>,
     /// A directory: what was built from Go, and what images are made of.
     pub(crate) tools: PathBuf,
-    /// What critest passes on common hosts.
+    /// A directory: what critest passes, a list per OCI runtime.
     pub(crate) expected: PathBuf,
     /// Directories that hold all of these.
     pub(crate) places: Vec<PathBuf>,
@@ -66,7 +66,7 @@ pub(crate) fn build(root: &Path, bins: &Path, machines: &[Chosen]) -> Result<Pro
         conformance,
         others: ["longshore-shim", "sandbox-shim"].map(|name| bins.join(name)).to_vec(),
         tools: root.join("target/tools"),
-        expected: root.join("crates/conformance/expected.txt"),
+        expected: root.join("crates/conformance/expected"),
         places: vec![root.to_owned(), bins.to_owned()],
     })
 }
@@ -91,8 +91,10 @@ pub(crate) fn pack(cache: &Path, programs: &Programs, runs: &[(Lsm, Vec<Run>)]) 
     let dir = cache.join("payload");
     let _ = fs::remove_dir_all(&dir);
     fs::create_dir_all(&dir).with_context(show("create", &dir))?;
-    let single = [&programs.daemon, &programs.conformance, &programs.expected];
-    let files = single.into_iter().chain(&programs.others).chain(programs.tests.values());
+    let single = [&programs.daemon, &programs.conformance];
+    let lists = lists(&programs.expected)?;
+    let tests = programs.tests.values();
+    let files = single.into_iter().chain(&lists).chain(&programs.others).chain(tests);
     for file in files {
         place(file, &inside(&dir, file))?;
     }
@@ -110,6 +112,11 @@ pub(crate) fn pack(cache: &Path, programs: &Programs, runs: &[(Lsm, Vec<Run>)]) 
     make_disk(&dir, &disk, SIZE)?;
     fs::remove_dir_all(&dir).with_context(show("remove", &dir))?;
     Ok(disk)
+}
+
+fn lists(dir: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(dir).with_context(show("read", dir))?;
+    entries.map(|entry| Ok(entry.with_context(show("read", dir))?.path())).collect()
 }
 
 fn inside(dir: &Path, path: &Path) -> PathBuf {
