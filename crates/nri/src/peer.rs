@@ -3,9 +3,9 @@
 use std::{
     fmt,
     future::poll_fn,
+    mem,
     pin::pin,
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
-    task::Poll,
     time::Duration,
 };
 
@@ -89,7 +89,7 @@ pub(crate) struct Peer {
 ///
 /// A plugin that does little answers before a thread has fallen asleep and been woken again, so
 /// that looking takes half the time. It takes a CPU, too: so it is done for a request that is
-/// alone, a few times, and for plugins that were found to be that quick.
+/// alone, for a moment, and for plugins that were found to be that quick.
 #[derive(Debug)]
 struct Attention {
     /// There are threads for others while one looks.
@@ -349,24 +349,20 @@ impl Peer {
     /// Brings a call to its end, at first with open eyes.
     async fn watch<T>(&self, call: impl Future<Output = T>) -> T {
         let alone = self.metrics.in_flight() <= 1;
-        let mut looks = if alone { self.attention.looks() } else { 0 };
+        let mut look = alone && self.attention.is_worth_it();
         let mut call = pin!(call);
         poll_fn(|cx| {
-            let (looked, mut watcher) = (looks > 0, self.trunk.watch());
-            loop {
-                if let Poll::Ready(answer) = call.as_mut().poll(cx) {
-                    return Poll::Ready(answer);
+            let mut answer = call.as_mut().poll(cx);
+            if answer.is_pending() && mem::take(&mut look) {
+                let (patience, mut watcher) = (Patience::begin(), self.trunk.watch());
+                while answer.is_pending() && patience.lasts() {
+                    std::thread::yield_now();
+                    watcher.look();
+                    answer = call.as_mut().poll(cx);
                 }
-                if looks == 0 {
-                    if looked {
-                        self.attention.misses.fetch_add(1, Ordering::Relaxed);
-                    }
-                    return Poll::Pending;
-                }
-                looks -= 1;
-                std::thread::yield_now();
-                watcher.look();
+                self.attention.found(answer.is_ready());
             }
+            answer
         })
         .await
     }
@@ -411,7 +407,7 @@ impl Peer {
         let answer = self.watch(self.send(name, &ctx, request)).await;
         let answer = answer.and_then(|answer| Ok(T::decode(answer)?));
         let took = begun.elapsed();
-        self.attention.learn(took);
+        self.attention.note(took);
         self.metrics.called(event, took, answer.as_ref().err());
         self.tally.lock().count(took, answer.is_err());
         match answer {
@@ -432,9 +428,8 @@ impl Peer {
 }
 
 impl Attention {
-    /// So often: about as long as falling asleep and being woken takes.
-    const LOOKS: u32 = 200;
-    /// Who answers within this may be worth looking for.
+    /// Who answers within this may be worth looking for; about as long as it takes to fall asleep
+    /// and to be woken.
     const QUICK: Duration = Duration::from_micros(200);
     const MISSES: u32 = 3;
 
@@ -445,15 +440,35 @@ impl Attention {
         Self { possible: threads.min(cpus) > 1, misses: AtomicU32::new(0) }
     }
 
-    fn looks(&self) -> u32 {
-        let worth = self.possible && self.misses.load(Ordering::Relaxed) < Self::MISSES;
-        if worth { Self::LOOKS } else { 0 }
+    fn is_worth_it(&self) -> bool {
+        self.possible && self.misses.load(Ordering::Relaxed) < Self::MISSES
     }
 
-    fn learn(&self, took: Duration) {
+    fn found(&self, answer: bool) {
+        if !answer {
+            self.misses.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn note(&self, took: Duration) {
         if took < Self::QUICK {
             self.misses.store(0, Ordering::Relaxed);
         }
+    }
+}
+
+/// Who looks holds up a thread, and everything else that could run on it.
+#[expect(clippy::disallowed_types, reason = "threads take real time, also while tokio's is paused")]
+struct Patience(std::time::Instant);
+
+#[expect(clippy::disallowed_types, reason = "as above")]
+impl Patience {
+    fn begin() -> Self {
+        Self(std::time::Instant::now())
+    }
+
+    fn lasts(&self) -> bool {
+        self.0.elapsed() < Attention::QUICK
     }
 }
 
