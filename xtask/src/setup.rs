@@ -191,6 +191,8 @@ fn apt(args: &[&str], packages: &[&str]) -> Result<()> {
 
 fn apt_get(args: &[&str], packages: &[&str]) -> Command {
     let mut command = Command::new("apt-get");
+    // A mirror that stumbles, or a package manager that runs beside, is no reason to give up.
+    command.args(["-o", "Acquire::Retries=5", "-o", "DPkg::Lock::Timeout=120"]);
     command.env("DEBIAN_FRONTEND", "noninteractive").args(args).args(packages);
     command.stdin(std::process::Stdio::null());
     command

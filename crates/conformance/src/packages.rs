@@ -32,7 +32,7 @@ pub(crate) fn get(cache: &Path) -> Result<Programs> {
         let _ = fs::remove_dir_all(&fresh);
         fs::create_dir_all(&fresh)?;
         let script = format!(
-            "apt-get -q download {} && for p in *.deb; do dpkg-deb -x $p .; done",
+            "apt-get -q -o Acquire::Retries=5 download {} && for p in *.deb; do dpkg-deb -x $p .; done",
             PACKAGES.join(" ")
         );
         let done = Command::new("sh").args(["-c", &script]).current_dir(&fresh).output()?;

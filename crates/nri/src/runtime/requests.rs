@@ -234,7 +234,7 @@ impl Nri {
         let mut work = work(&subject);
         work.trace = ask.metadata();
         match self.shared.depart(event, &subject, work, Some(permit)) {
-            Some(pilot) => Journey::of(pilot, OnLeaving::Undo).end(ask.deadline).await,
+            Some(pilot) => Journey::of(pilot, OnLeaving::Undo, ask.deadline).await,
             None => Err(NriError::Exists(subject.id().to_owned())),
         }
     }
@@ -245,7 +245,7 @@ impl Nri {
         let mut work = Work::event_of(event, &subject);
         work.trace = ask.metadata();
         match self.shared.depart(event, &subject, work, Some(permit)) {
-            Some(pilot) => Journey::of(pilot, OnLeaving::GoOn).end(ask.deadline).await.map(drop),
+            Some(pilot) => Journey::of(pilot, OnLeaving::GoOn, ask.deadline).await.map(drop),
             None => Ok(()),
         }
     }
@@ -322,8 +322,6 @@ struct Journey {
     /// Not at its end.
     flight: Option<BoxFuture<'static, Result<Outcome, NriError>>>,
     on_leaving: OnLeaving,
-    /// It was at its end before it began.
-    outcome: Option<Result<Outcome, NriError>>,
 }
 
 /// What becomes of a request whose caller leaves it.
@@ -336,18 +334,21 @@ enum OnLeaving {
 }
 
 impl Journey {
-    fn of(mut pilot: Pilot, on_leaving: OnLeaving) -> Self {
-        let (shared, place) = (Arc::clone(&pilot.shared), pilot.place);
-        let outcome = pilot.take_off();
-        let flight = outcome.is_none().then(|| pilot.fly().boxed());
-        Self { shared, place, flight, on_leaving, outcome }
-    }
-
-    /// Its end, or that of the caller's patience.
-    async fn end(mut self, deadline: Option<Instant>) -> Result<Outcome, NriError> {
-        if let Some(outcome) = self.outcome.take() {
+    /// To the end of the request, or of the caller's time.
+    async fn of(
+        mut pilot: Pilot,
+        on_leaving: OnLeaving,
+        deadline: Option<Instant>,
+    ) -> Result<Outcome, NriError> {
+        if let Some(outcome) = pilot.take_off() {
             return outcome;
         }
+        let (shared, place) = (Arc::clone(&pilot.shared), pilot.place);
+        let journey = Self { shared, place, flight: Some(pilot.fly().boxed()), on_leaving };
+        journey.end(deadline).await
+    }
+
+    async fn end(mut self, deadline: Option<Instant>) -> Result<Outcome, NriError> {
         let Some(flight) = &mut self.flight else { return Err(NriError::Stopped) };
         let outcome = match deadline {
             None => Ok(flight.await),
@@ -366,12 +367,14 @@ impl Journey {
 impl Drop for Journey {
     fn drop(&mut self) {
         let Some(flight) = self.flight.take() else { return };
+        // Without a runtime there is nobody left to tell.
+        if tokio::runtime::Handle::try_current().is_err() {
+            return;
+        }
         if self.on_leaving == OnLeaving::Undo {
             self.shared.withdraw(self.place);
         }
-        // A call that has begun is brought to its end. Without a runtime nobody would answer it.
-        if tokio::runtime::Handle::try_current().is_ok() {
-            self.shared.tasks.spawn(flight);
-        }
+        // A call that has begun is brought to its end.
+        self.shared.tasks.spawn(flight);
     }
 }
