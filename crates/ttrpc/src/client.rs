@@ -23,11 +23,10 @@ use tracing::debug;
 
 use crate::{
     ClientStream, Context, Direction, Error, Flags, Header, MessageType, MessageWriter, Oversize,
-    Receiver, RequestSender,
+    Receiver, RequestSender, StreamWriter,
     frame::{Decoded, FrameReader},
     link::{self, Ended, Event, Haste, Link, Role, Slot, Waiter},
     message::{Envelope, Outgoing},
-    transport::StreamWriter,
     wire::Response,
 };
 

@@ -66,4 +66,4 @@ pub use server::{Server, ServerBuilder};
 pub use service::Service;
 pub use status::{Any, Code, Status};
 pub use stream::{ClientStream, Receiver, ReplySender, RequestSender};
-pub use transport::MessageWriter;
+pub use transport::{MessageWriter, StreamWriter};

@@ -19,7 +19,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, warn};
 
-use crate::{MessageWriter, Service, transport::StreamWriter};
+use crate::{MessageWriter, Service, StreamWriter};
 
 /// Calls in flight on one connection, unless [`ServerBuilder::max_calls`] says otherwise.
 const MAX_CALLS: usize = 1024;

@@ -42,9 +42,10 @@ pub trait MessageWriter: Send + 'static {
     fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 }
 
-/// Joins small messages into one vectored write; large ones are not copied either.
+/// Sends messages as they are on a byte stream: joined into one vectored write where there are
+/// several, and none of them copied.
 #[derive(Debug)]
-pub(crate) struct StreamWriter<W> {
+pub struct StreamWriter<W> {
     io: W,
     pending: VecDeque<Bytes>,
 }
@@ -53,7 +54,7 @@ pub(crate) struct StreamWriter<W> {
 const JOIN_MESSAGES: usize = 32;
 
 impl<W> StreamWriter<W> {
-    pub(crate) fn new(io: W) -> Self {
+    pub fn new(io: W) -> Self {
         Self { io, pending: VecDeque::new() }
     }
 

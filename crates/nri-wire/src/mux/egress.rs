@@ -5,24 +5,17 @@
 //! finishes them first.
 
 use std::{
-    collections::VecDeque,
-    io,
-    io::IoSlice,
-    mem,
-    pin::Pin,
+    io, mem,
     sync::Arc,
-    task::{Context, Poll, Wake, Waker, ready},
+    task::{Context, Poll, Wake, Waker},
 };
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
 use tokio::io::AsyncWrite;
-use ttrpc::MessageWriter;
+use ttrpc::{MessageWriter, StreamWriter};
 
 use crate::frame::lay_out;
-
-/// Enough to make system calls cheap by the message.
-const JOIN_SLICES: usize = 16;
 
 #[derive(Debug)]
 pub(crate) struct Egress<W> {
@@ -33,10 +26,9 @@ pub(crate) struct Egress<W> {
 /// At most what the connections have room for is pending.
 #[derive(Debug)]
 struct Out<W> {
-    io: W,
-    /// Small messages and headers, to be sent after `pending`.
+    pending: StreamWriter<W>,
+    /// Small messages and headers, to be sent after what is pending.
     head: BytesMut,
-    pending: VecDeque<Bytes>,
 }
 
 /// The connections that wait for the trunk to take more. It remembers only the last who asked.
@@ -54,12 +46,12 @@ pub struct MuxWriter<W> {
 
 impl<W> Egress<W> {
     pub(crate) fn new(io: W) -> Self {
-        let (head, pending) = (BytesMut::new(), VecDeque::new());
-        Self { out: Mutex::new(Out { io, head, pending }), blocked: Arc::default() }
+        let out = Out { pending: StreamWriter::new(io), head: BytesMut::new() };
+        Self { out: Mutex::new(out), blocked: Arc::default() }
     }
 }
 
-impl<W: AsyncWrite + Unpin> Egress<W> {
+impl<W: AsyncWrite + Send + Unpin + 'static> Egress<W> {
     fn poll_flush(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut out = self.out.lock();
         let all = Waker::from(Arc::clone(&self.blocked));
@@ -88,47 +80,24 @@ impl Wake for Blocked {
     }
 }
 
-impl<W: AsyncWrite + Unpin> Out<W> {
+impl<W: AsyncWrite + Send + Unpin + 'static> Out<W> {
     fn push(&mut self, connection: u32, message: Bytes) {
         if let Some(rest) = lay_out(connection, message, &mut self.head) {
             self.seal();
-            self.pending.push_back(rest);
+            self.pending.put(rest);
         }
     }
 
     /// What is in `head` takes its place among what is pending.
     fn seal(&mut self) {
         if !self.head.is_empty() {
-            self.pending.push_back(self.head.split().freeze());
+            self.pending.put(self.head.split().freeze());
         }
     }
 
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.seal();
-        while !self.pending.is_empty() {
-            let mut slices = [IoSlice::new(&[]); JOIN_SLICES];
-            for (slice, bytes) in slices.iter_mut().zip(&self.pending) {
-                *slice = IoSlice::new(bytes);
-            }
-            let count = self.pending.len().min(JOIN_SLICES);
-            let io = Pin::new(&mut self.io);
-            let written = ready!(io.poll_write_vectored(cx, &slices[..count]))?;
-            if written == 0 {
-                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
-            }
-            self.advance(written);
-        }
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn advance(&mut self, mut written: usize) {
-        while let Some(first) = self.pending.front_mut() {
-            if written < first.len() {
-                return first.advance(written);
-            }
-            written -= first.len();
-            self.pending.pop_front();
-        }
+        self.pending.poll_flush(cx)
     }
 }
 
