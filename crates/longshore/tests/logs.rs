@@ -12,6 +12,7 @@ use std::{
 use api_cri::v1::{ContainerConfig, ContainerState, Mount};
 use jiff::Timestamp;
 use testkit::{Node, Pod};
+use tokio::time::Instant;
 
 const LONGSHORE: &str = env!("CARGO_BIN_EXE_longshore");
 
@@ -58,7 +59,9 @@ fn open_gate(gates: &Path, gate: u32) {
 }
 
 async fn grown(path: &Path, beyond: u64) {
+    let until = Instant::now() + Duration::from_secs(60);
     while !fs::metadata(path).is_ok_and(|log| log.len() > beyond) {
+        assert!(Instant::now() < until, "{} stays at {beyond} bytes", path.display());
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
@@ -107,8 +110,8 @@ async fn every_byte_is_there_after_five_kills_of_the_daemon() {
     const KILLS: u32 = 5;
     let Some(mut node) = Node::start("every_byte_is_there", LONGSHORE).await else { return };
     let mut cri = node.cri().await.unwrap();
-    // One gate more: the last daemon sees the end.
-    let (gates, megabytes) = (KILLS + 1, testkit::rounds(20));
+    // Two per kill, and one more: the last daemon sees the end.
+    let (gates, megabytes) = (2 * KILLS + 1, testkit::rounds(20));
     let per_gate = megabytes * 10_000 / gates;
     let dir = node.daemon.home().join("gates");
     let pod = cri.run_pod(&node.pod("p")).await.unwrap();
@@ -116,12 +119,14 @@ async fn every_byte_is_there_after_five_kills_of_the_daemon() {
     let id = cri.run(&pod, torrent).await.unwrap();
     let log = node.log_path(&pod, "c");
 
-    for gate in 1..=KILLS {
+    for kill in 1..=KILLS {
         let before = len(&log);
-        open_gate(&dir, gate);
+        open_gate(&dir, 2 * kill - 1);
         grown(&log, before).await;
         node.daemon.kill().unwrap();
+        // It may all be written by now: there has to be more.
         let killed_at = len(&log);
+        open_gate(&dir, 2 * kill);
         grown(&log, killed_at).await;
         node.daemon.start_again().await.unwrap();
         cri = node.cri().await.unwrap();
