@@ -55,7 +55,7 @@ impl Report {
     /// A pattern of ginkgo's for the specs that failed, if they are no more than `few`.
     pub(crate) fn failed(&self, few: usize) -> Option<String> {
         let failed = self.specs.iter().filter(|(_, outcome)| matches!(outcome, Outcome::Failed(_)));
-        let names: Vec<_> = failed.map(|(name, _)| escape(name)).collect();
+        let names: Vec<_> = failed.map(|(name, _)| regex::escape(name)).collect();
         (1..=few).contains(&names.len()).then(|| format!("^({})$", names.join("|")))
     }
 
@@ -99,15 +99,6 @@ impl Report {
     fn count(&self, is: impl Fn(&Outcome) -> bool) -> usize {
         self.specs.values().filter(|outcome| is(outcome)).count()
     }
-}
-
-/// A pattern that only `text` matches.
-fn escape(text: &str) -> String {
-    let escaped = text.chars().map(|c| match r"\.+*?()|[]{}^$".contains(c) {
-        true => format!("\\{c}"),
-        false => c.to_string(),
-    });
-    escaped.collect()
 }
 
 impl SpecReport {

@@ -64,15 +64,8 @@ impl<T> Table<T> {
         self.objects.insert(id.to_owned(), entry);
     }
 
-    /// The newest state of an object that is known.
-    pub fn refresh(&mut self, id: &str, value: Arc<T>) {
-        if let Some(entry) = self.objects.get_mut(id) {
-            entry.value = value;
-        }
-    }
-
-    /// The same, made only of an object that is known.
-    pub fn refresh_with(&mut self, id: &str, value: impl FnOnce() -> T) {
+    /// The newest state of an object, made only if it is known.
+    pub fn refresh(&mut self, id: &str, value: impl FnOnce() -> T) {
         if let Some(entry) = self.objects.get_mut(id) {
             entry.value = Arc::new(value());
         }

@@ -234,7 +234,7 @@ impl Shared {
         crate::merge::overlay_unclaimed(&mut resources, &asked);
         let wire = Arc::new(with_resources(&record.wire, resources));
         let domain = record.domain.clone();
-        state.containers.refresh(id, Arc::new(ContainerRecord { domain, wire }));
+        state.containers.refresh(id, || ContainerRecord { domain, wire });
         let journal = state.journals.entry(id.to_owned()).or_default();
         Some(journal.update("plugins", id, asked, owners).clone())
     }

@@ -207,12 +207,10 @@ impl State {
     /// before plugins are told.
     fn note(&mut self, event: Event, subject: &Subject, place: Place) {
         let Subject { domain, pod, container } = subject;
-        self.pods.refresh_with(&pod.id, || PodRecord {
-            domain: Arc::clone(domain),
-            wire: Arc::clone(pod),
-        });
+        self.pods
+            .refresh(&pod.id, || PodRecord { domain: Arc::clone(domain), wire: Arc::clone(pod) });
         if let Some(wire) = container {
-            self.containers.refresh_with(&wire.id, || ContainerRecord {
+            self.containers.refresh(&wire.id, || ContainerRecord {
                 domain: Arc::clone(domain),
                 wire: Arc::clone(wire),
             });

@@ -6,6 +6,7 @@
 //! registering is refused.
 
 use std::{
+    io,
     sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
@@ -32,6 +33,8 @@ pub enum JoinError {
     NotRegistered,
     #[error("connection closed")]
     Closed,
+    #[error("register the socket of a plugin with the runtime")]
+    Socket(#[source] io::Error),
     #[error("registration refused")]
     Refused(#[source] Status),
     #[error("configure plugin {plugin}")]

@@ -188,7 +188,7 @@ async fn take_in(
     scope: Scope,
 ) -> Result<Arc<crate::peer::Peer>, join::JoinError> {
     let arrival = Arrival { id: None, config: String::new(), origin, scope };
-    let socket = Socket::try_from(stream).map_err(|_| join::JoinError::Closed)?;
+    let socket = Socket::try_from(stream).map_err(join::JoinError::Socket)?;
     let connect = |desk| Trunk::runtime_on(socket, desk);
     tokio::select! {
         joined = join::join(shared, connect, arrival) => joined,

@@ -365,7 +365,7 @@ impl Work {
                 let wire = Arc::new(with_resources(container, resources.clone()));
                 let journal = state.journals.entry(id.to_owned()).or_default();
                 journal.update("UpdateContainer", id, resources, updating.owners());
-                state.containers.refresh(id, Arc::new(ContainerRecord { domain, wire }));
+                state.containers.refresh(id, || ContainerRecord { domain, wire });
             }
             _ => {}
         }
