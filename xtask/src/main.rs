@@ -14,6 +14,7 @@ mod install;
 mod layers;
 mod licences;
 mod metadata;
+mod output;
 mod setup;
 mod spdx;
 mod stages;

@@ -9,17 +9,16 @@
 //! a test thinks it is. One that passes then is shown as unreliable, by name, until somebody
 //! mends it; one that fails again is red, and so is a run in which many failed.
 //!
+//! A stage that prints nothing for ten minutes is ended, with the test it was at.
+//!
 //! Tests that cannot run here say so in the file named by `LONGSHORE_SKIP_LOG`, one line
 //! `SKIPPED: name: reason` each; the lines are shown with the table, and the tests count as
 //! skipped, not as passed.
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
     path::{Path, PathBuf},
-    process::{Child, ChildStdout, Command, ExitStatus, Stdio},
-    sync::mpsc::{Receiver, RecvTimeoutError, sync_channel},
-    thread,
+    process::{Command, ExitStatus, Stdio},
     time::Duration,
 };
 
@@ -27,11 +26,9 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
     bin_dir, conformance, layers, licences,
+    output::{QuietLimits, drain, lines},
     tally::{Tally, failed_test},
 };
-
-/// How long the output of a test run may stay open after cargo has ended.
-const LEFTOVER_LIMIT: Duration = Duration::from_secs(5);
 
 /// More failures than this are no accident.
 const SECOND_CHANCES: usize = 3;
@@ -63,10 +60,15 @@ const CLIPPY: Stage = Stage {
         "warnings",
     ]),
 };
-/// Apart from the tests, so that the table tells compiling from testing.
+/// Builds apart from the tests: the table tells compiling from testing, and a stage of tests that is
+/// silent for long can only hang.
 const BUILD: Stage = Stage {
     name: "build",
     work: Work::Cargo(&["test", "--locked", "--workspace", "--tests", "--no-run"]),
+};
+const BUILD_UNIT: Stage = Stage {
+    name: "build",
+    work: Work::Cargo(&["test", "--locked", "--workspace", "--lib", "--bins", "--no-run"]),
 };
 const UNIT: Stage = Stage {
     name: "unit",
@@ -117,7 +119,7 @@ pub(crate) fn test(root: &Path) -> Result<()> {
 }
 
 pub(crate) fn check(root: &Path) -> Result<()> {
-    run(root, &[FORMAT, LAYERS, LICENCES, CLIPPY, UNIT], &[])
+    run(root, &[FORMAT, LAYERS, LICENCES, CLIPPY, BUILD_UNIT, UNIT], &[])
 }
 
 pub(crate) fn test_long(root: &Path) -> Result<()> {
@@ -237,7 +239,7 @@ fn count(command: &mut Command) -> Result<Counted> {
     let stdout = child.stdout.take().context("the output of cargo is not a pipe")?;
     let lines = lines(stdout);
     let (mut tally, mut failed) = (Tally::default(), Vec::new());
-    let drained = drain(&mut child, &lines, LEFTOVER_LIMIT, |line| {
+    let drained = drain(&mut child, &lines, QuietLimits::DEFAULT, |line| {
         println!("{line}");
         tally.read(&line);
         failed.extend(failed_test(&line).map(str::to_owned));
@@ -245,50 +247,6 @@ fn count(command: &mut Command) -> Result<Counted> {
     let status = child.wait().context("wait for cargo")?;
     drained?;
     Ok(Counted { status, tally, failed })
-}
-
-/// Lines of a pipe as a channel, so that waiting for one can end. Full, it blocks the writer.
-pub(crate) fn lines(pipe: ChildStdout) -> Receiver<String> {
-    let (send, lines) = sync_channel(256);
-    thread::spawn(move || {
-        let mut pipe = BufReader::new(pipe);
-        let mut bytes = Vec::new();
-        // Tests may print what is not UTF-8.
-        while matches!(pipe.read_until(b'\n', &mut bytes), Ok(1..)) {
-            let line = String::from_utf8_lossy(&bytes).trim_end().to_owned();
-            if send.send(line).is_err() {
-                return;
-            }
-            bytes.clear();
-        }
-    });
-    lines
-}
-
-/// Hands on lines until all writers are gone. A process that a test left behind would keep the
-/// pipe open for ever: that is a fault of the test and ends the stage.
-fn drain(
-    child: &mut Child,
-    lines: &Receiver<String>,
-    limit: Duration,
-    mut each: impl FnMut(String),
-) -> Result<()> {
-    let tick = Duration::from_millis(100);
-    let mut quiet = Duration::ZERO;
-    loop {
-        match lines.recv_timeout(tick) {
-            Ok(line) => each(line),
-            Err(RecvTimeoutError::Disconnected) => return Ok(()),
-            Err(RecvTimeoutError::Timeout) => {
-                if child.try_wait().context("look after cargo")?.is_some() {
-                    quiet += tick;
-                }
-                if quiet >= limit {
-                    bail!("a test left a process behind: it still holds the output open");
-                }
-            }
-        }
-    }
 }
 
 impl Summary {
@@ -420,19 +378,6 @@ mod tests {
         let args = ["test", "--workspace", "--tests", "--", "--include-ignored"];
         let want = ["test", "--workspace", "--tests", "--", "--include-ignored"];
         assert_eq!(again(&args), [&want[..], &["--test-threads=1", "--exact"]].concat());
-    }
-
-    #[test]
-    fn a_process_left_behind_is_a_fault_and_not_a_hang() {
-        let mut child = shell("sleep 60 & echo $!").stdout(Stdio::piped()).spawn().unwrap();
-        let lines = lines(child.stdout.take().unwrap());
-        let mut printed = Vec::new();
-        let limit = Duration::from_millis(200);
-        let drained = drain(&mut child, &lines, limit, |line| printed.push(line));
-        child.wait().unwrap();
-        assert!(shell(&format!("kill {}", printed[0])).status().unwrap().success());
-        let error = drained.unwrap_err().to_string();
-        assert!(error.contains("left a process behind"), "{error}");
     }
 
     #[test]

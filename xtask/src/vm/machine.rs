@@ -10,10 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 
 use super::{chosen::Lsm, image::Image, script::Said};
-use crate::{
-    stages::{Stopwatch, lines},
-    tally::Tally,
-};
+use crate::{output::lines, stages::Stopwatch, tally::Tally};
 
 /// Without a word for so long, it hangs. The slowest tests take minutes here.
 const SILENCE: Duration = Duration::from_secs(1200);
