@@ -1,6 +1,6 @@
 //! critest against the daemon, by the program `conformance`.
 
-use std::{path::Path, process::Command};
+use std::{os::unix::process::CommandExt, path::Path, process::Command};
 
 use anyhow::{Context, Result, ensure};
 
@@ -16,24 +16,21 @@ pub(crate) fn run(root: &Path, args: &[&str]) -> Result<()> {
         .status()
         .context("run cargo build")?;
     ensure!(built.success(), "cargo build: {built}");
-    run_built(root, args)
+    // In place of this process: whoever interrupts it waits for what it does then.
+    Err(program(root, args)?.exec()).context("run conformance")
 }
 
 /// After the tests everything is built: a build without them would build it all once more,
 /// with the features that only tests ask for left out.
 pub(crate) fn stage(root: &Path) -> Result<()> {
-    run_built(root, &[])
-}
-
-fn run_built(root: &Path, args: &[&str]) -> Result<()> {
-    let bins = bin_dir()?;
-    let status = Command::new(bins.join("conformance"))
-        .current_dir(root)
-        .arg("--longshore")
-        .arg(bins.join("longshore"))
-        .args(args)
-        .status()
-        .context("run conformance")?;
+    let status = program(root, &[])?.status().context("run conformance")?;
     ensure!(status.success(), "conformance: {status}");
     Ok(())
+}
+
+fn program(root: &Path, args: &[&str]) -> Result<Command> {
+    let bins = bin_dir()?;
+    let mut command = Command::new(bins.join("conformance"));
+    command.current_dir(root).arg("--longshore").arg(bins.join("longshore")).args(args);
+    Ok(command)
 }

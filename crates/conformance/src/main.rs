@@ -13,12 +13,14 @@
 #![allow(clippy::print_stdout, reason = "the report is the product")]
 
 mod images;
+mod interrupt;
 mod packages;
 mod report;
 mod suite;
 
 use std::{
     fs,
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -27,7 +29,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use testkit::{Cri, DaemonProcess, GoTool, registry::Registry};
 
-use crate::{packages::Programs, report::Report, suite::Suite};
+use crate::{interrupt::Interrupt, packages::Programs, report::Report, suite::Suite};
 
 /// Runs critest against the daemon and compares with what passed before.
 #[derive(Debug, Parser)]
@@ -102,6 +104,7 @@ fn main() -> Result<ExitCode> {
 }
 
 async fn run(args: &Args, critest: &Path, programs: &Programs) -> Result<Report> {
+    let mut interrupt = Interrupt::catch()?;
     let work = tempfile::Builder::new().prefix("ls-conf").tempdir()?;
     let registry = Registry::start().await?;
     let digest = images::push_all(&registry, programs)?;
@@ -113,6 +116,8 @@ async fn run(args: &Args, critest: &Path, programs: &Programs) -> Result<Report>
     let mut daemon = DaemonProcess::start_with(&args.longshore, |command| {
         command.arg("--registry-config").arg(&certs).arg("--cni-conf-dir").arg(&networks);
         command.args(["--handler", &handler]);
+        // An interrupt from a terminal must not end it before its pods are removed.
+        command.process_group(0);
     })
     .await?;
     let suite = Suite {
@@ -122,8 +127,8 @@ async fn run(args: &Args, critest: &Path, programs: &Programs) -> Result<Report>
         focus: args.focus.clone(),
         websocket: args.websocket,
     };
-    let report = suite.run();
-    bury(&daemon).await?;
+    let report = suite.run(&mut interrupt).await;
+    remove_pods(&daemon).await?;
     let ended = daemon.stop().await?;
     if let Some(path) = &args.daemon_log {
         fs::write(path, &ended.stderr)?;
@@ -145,8 +150,8 @@ fn from_here(handler: &str) -> Result<String> {
     Ok(format!("{name}={}", path.display()))
 }
 
-/// A spec that fails leaves its pods to us.
-async fn bury(daemon: &DaemonProcess) -> Result<()> {
+/// Removes the pods that a failed or interrupted spec left.
+async fn remove_pods(daemon: &DaemonProcess) -> Result<()> {
     let cri = Cri::connect(&daemon.cri_socket()).await?;
     for pod in cri.pods().await? {
         cri.remove_pod(&pod.id).await.with_context(|| format!("remove pod {}", pod.id))?;

@@ -4,13 +4,16 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Command, ExitStatus, Stdio},
+    time::Duration,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
+use tokio::process::Child;
 
-use crate::report::Report;
+use crate::{interrupt::Interrupt, report::Report};
 
 /// The specs compare full public names, so that these come from loopback.
 const REGISTRIES: [&str; 5] =
@@ -34,18 +37,25 @@ pub(crate) struct Suite {
 /// More failed specs than this are no accident.
 const SECOND_CHANCES: usize = 3;
 
+/// Limit for one run of the suite, which takes one to two minutes. A spec that hangs is named by
+/// the suite itself, by then many times.
+const RUN_LIMIT: Duration = Duration::from_secs(1800);
+
+/// How long an interrupted suite may take for the clean-up of its spec.
+const INTERRUPT_LIMIT: Duration = Duration::from_secs(45);
+
 impl Suite {
-    /// To its end, whatever fails. What it prints goes through. A few specs that fail are run
-    /// once more, and shown as unreliable if they pass then.
-    pub(crate) fn run(&self) -> Result<Report> {
-        let mut report = self.run_once(self.focus.as_deref())?;
+    /// Runs the suite to its end, whatever fails. A few specs that fail are run once more, and
+    /// shown as unreliable if they pass then. Output of the suite is passed through.
+    pub(crate) async fn run(&self, interrupt: &mut Interrupt) -> Result<Report> {
+        let mut report = self.run_once(self.focus.as_deref(), interrupt).await?;
         if let Some(failed) = report.failed(SECOND_CHANCES) {
-            report.mend(&self.run_once(Some(&failed))?);
+            report.mend(&self.run_once(Some(&failed), interrupt).await?);
         }
         Ok(report)
     }
 
-    fn run_once(&self, focus: Option<&str>) -> Result<Report> {
+    async fn run_once(&self, focus: Option<&str>, interrupt: &mut Interrupt) -> Result<Report> {
         let images = self.dir.join("images.yaml");
         fs::write(
             &images,
@@ -53,8 +63,12 @@ impl Suite {
              webServerTestImage: registry.k8s.io/e2e-test-images/nginx:1.14-2\n",
         )?;
         let report = self.dir.join("report.json");
-        let mut command = Command::new(&self.program);
+        let mut command = tokio::process::Command::new(&self.program);
+        // A group of its own: an interrupt from a terminal reaches it once, by us.
         command
+            .process_group(0)
+            .kill_on_drop(true)
+            .arg("-ginkgo.poll-progress-after=120s")
             .arg(format!("-runtime-endpoint=unix://{}", self.socket.display()))
             .arg(format!("-test-images-file={}", images.display()))
             .arg(format!("-ginkgo.json-report={}", report.display()))
@@ -67,11 +81,34 @@ impl Suite {
             command.args(["-websocket-exec", "-websocket-attach", "-websocket-portforward"]);
         }
         // That specs failed is in the report.
-        let status = command.status().context("run critest")?;
+        let mut critest = command.spawn().context("run critest")?;
+        let status = tokio::select! {
+            status = critest.wait() => status.context("wait for critest")?,
+            () = interrupt.wait() => bail!("interrupted; critest {}", end(&mut critest, interrupt).await?),
+            () = tokio::time::sleep(RUN_LIMIT) => {
+                end(&mut critest, interrupt).await?;
+                bail!("critest did not end within {RUN_LIMIT:?}: the last spec it reported hangs");
+            }
+        };
         let json = fs::read_to_string(&report)
             .with_context(|| format!("critest ended with {status} and wrote no report"))?;
         Report::parse(&json)
     }
+}
+
+/// Interrupts the suite, which then removes what its spec has made; kills it at a second interrupt
+/// or after a while.
+async fn end(critest: &mut Child, interrupt: &mut Interrupt) -> Result<ExitStatus> {
+    if let Some(pid) = critest.id().and_then(|pid| Pid::from_raw(pid.cast_signed())) {
+        kill_process(pid, Signal::INT).context("interrupt critest")?;
+    }
+    tokio::select! {
+        status = critest.wait() => return Ok(status?),
+        () = interrupt.wait() => {}
+        () = tokio::time::sleep(INTERRUPT_LIMIT) => {}
+    }
+    critest.kill().await.context("kill critest")?;
+    Ok(critest.wait().await?)
 }
 
 /// A copy of critest that asks for the digest of our image in the stead of the public one.
