@@ -79,12 +79,10 @@ fn source(
     sub_path: String,
     readonly: bool,
 ) -> Result<MountSource> {
+    // Once a pod has an image volume, the kubelet sets image_sub_path on every mount with a
+    // subPath. For a path of the host it has joined the two itself.
     let Some(image) = image else {
-        return if sub_path.is_empty() {
-            Ok(MountSource::Host(not_empty("host_path", host_path)?.into()))
-        } else {
-            Err(Invalid::new("image_sub_path", "needs image"))
-        };
+        return Ok(MountSource::Host(not_empty("host_path", host_path)?.into()));
     };
     if !host_path.is_empty() {
         return Err(Invalid::new("host_path", "must be empty beside image"));
@@ -157,7 +155,6 @@ mod tests {
         refused(|m| m.container_path.clear(), "container_path: must not be empty");
         refused(|m| m.host_path.clear(), "host_path: must not be empty");
         refused(|m| m.propagation = 3, "propagation: unknown value 3");
-        refused(|m| m.image_sub_path = "a".into(), "image_sub_path: needs image");
         refused(|m| m.image = Some(image("i")), "host_path: must be empty beside image");
         refused(
             |m| {
@@ -178,6 +175,17 @@ mod tests {
             |m| m.gid_mappings = vec![v1::IdMapping::default()],
             "gidMappings[0].length: 0 is out of range",
         );
+    }
+
+    #[test]
+    fn image_sub_path_is_ignored_without_an_image() {
+        let mount = v1::Mount {
+            container_path: "/in".into(),
+            host_path: "/out/part".into(),
+            image_sub_path: "part".into(),
+            ..Default::default()
+        };
+        assert_eq!(request(mount).unwrap().source, MountSource::Host("/out/part".into()));
     }
 
     #[test]

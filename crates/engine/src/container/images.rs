@@ -7,7 +7,7 @@ use std::{
     collections::BTreeMap,
     fs,
     os::fd::AsRawFd,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 use oci::MountSource;
@@ -87,15 +87,30 @@ pub(super) fn part(number: usize, root: &Path, sub_path: Option<&Path>) -> Resul
 
 /// The links on the way are the image's own and stay inside; what is found does not change.
 fn within(root: &Path, sub_path: &Path) -> Result<PathBuf> {
-    let inside = sub_path.strip_prefix("/").unwrap_or(sub_path);
+    let refuse = |why: String| {
+        EngineError::invalid("image_sub_path", format_args!("{:?} {why}", sub_path.display()))
+    };
+    stays_inside(sub_path).map_err(|why| refuse(why.to_owned()))?;
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let opened = Root::open(root)?.open_in_root(inside, flags, Mode::empty());
-    let dir = opened.map_err(|e| {
-        let why = format!("{:?} is no directory of the image: {e}", sub_path.display());
-        EngineError::invalid("image_sub_path", why)
-    })?;
+    let opened = Root::open(root)?.open_in_root(sub_path, flags, Mode::empty());
+    let dir =
+        opened.map_err(|e| refuse(format!("is no directory of the image: {}", base::Chain(&e))))?;
     let link = format!("/proc/self/fd/{}", dir.as_raw_fd());
     fs::read_link(&link).map_err(EngineError::io("read", link))
+}
+
+/// Refuses what the kernel would clamp to the root of the image.
+fn stays_inside(sub_path: &Path) -> std::result::Result<(), &'static str> {
+    let mut depth = 0_usize;
+    for component in sub_path.components() {
+        depth = match component {
+            Component::RootDir | Component::Prefix(_) => return Err("must be a relative path"),
+            Component::ParentDir => depth.checked_sub(1).ok_or("leads out of the image")?,
+            Component::Normal(_) => depth + 1,
+            Component::CurDir => depth,
+        };
+    }
+    Ok(())
 }
 
 fn failed(number: usize, source: EngineError) -> EngineError {
@@ -119,12 +134,19 @@ mod tests {
         symlink("../../../../../../etc", root.join("a/up")).unwrap();
         let found = |sub: &str| within(&root, Path::new(sub));
         assert_eq!(found("a/b").unwrap(), root.join("a/b"));
-        assert_eq!(found("/a").unwrap(), root.join("a"));
+        assert_eq!(found("./a/../a").unwrap(), root.join("a"));
         assert_eq!(found("link").unwrap(), root.join("a/b"));
         assert_eq!(found("a/up").unwrap(), root.join("etc"), "the image's own");
-        for absent in ["no", "a/file"] {
-            let error = found(absent).unwrap_err().to_string();
-            assert!(error.contains("is no directory of the image"), "{error}");
+        for (sub_path, why) in [
+            ("no", "is no directory of the image: open no: No such file or directory"),
+            ("a/file", "is no directory of the image: open a/file: Not a directory"),
+            ("/a", "must be a relative path"),
+            ("..", "leads out of the image"),
+            ("a/../..", "leads out of the image"),
+            ("a/../../etc", "leads out of the image"),
+        ] {
+            let error = found(sub_path).unwrap_err().to_string();
+            assert!(error.contains(&format!("{sub_path:?} {why}")), "{error}");
         }
     }
 }

@@ -196,6 +196,7 @@ fn data_image() -> Image {
         .dir("data", 0o755)
         .dir("data/sub", 0o755)
         .file("data/file", 0o644, b"of the image\n")
+        .file("data/run", 0o755, b"#!/bin/sh\necho ran\n")
         .file("data/sub/deep", 0o644, b"deep\n")
         .symlink("link", "/data/sub")
         .symlink("out", "../../../../etc");
@@ -225,6 +226,9 @@ async fn an_image_is_a_volume() {
     assert_eq!(said, ["data", "link", "out", "of the image", "above"]);
     assert_eq!(world.look(config("part", "data/sub", "ls /in")).await, ["deep"]);
     assert_eq!(world.look(config("link", "link", "ls /in")).await, ["deep"]);
+    // Read-only, and nothing more: neither containerd nor CRI-O keeps programs from being run.
+    assert_eq!(world.look(config("run", "data", "/in/run")).await, ["ran"]);
+    assert_eq!(world.look(config("up", "data/../data/sub", "ls /in")).await, ["deep"]);
 
     let pod = world.cri.run_pod(&world.node.pod("p")).await.unwrap();
     let id = world.cri.run(&pod, config("status", "data", "exec sleep 1000")).await.unwrap();
@@ -241,11 +245,34 @@ async fn an_image_is_a_volume() {
     let gone = config("gone", "", "true");
     image_volume_fails(&world, &pod, gone, &format!("mounts[0]: no image {image:?}")).await;
     world.cri.pull(&image).await.unwrap();
-    for sub_path in ["absent", "data/file", "out"] {
+    for (sub_path, why) in [
+        ("absent", "is no directory of the image: open absent: No such file or directory"),
+        ("data/file", "is no directory of the image: open data/file: Not a directory"),
+        ("out", "is no directory of the image: open out: No such file or directory"),
+        ("/data", "must be a relative path"),
+        ("data/../../..", "leads out of the image"),
+        ("..", "leads out of the image"),
+    ] {
         let config = config("part-of", sub_path, "true");
-        let why = format!("mounts[0]: image_sub_path: {sub_path:?} is no directory of the image");
+        let why = format!("mounts[0]: image_sub_path: {sub_path:?} {why}");
         image_volume_fails(&world, &pod, config, &why).await;
     }
+    world.node.finish().await.unwrap();
+}
+
+/// The kubelet sets `image_sub_path` on every mount with a subPath once the pod has an image volume.
+#[tokio::test(flavor = "multi_thread")]
+async fn image_sub_path_means_nothing_for_a_path_of_the_host() {
+    let Some(world) = World::start("image_sub_path_of_a_host_path").await else { return };
+    let image = world.pull("test/data", &data_image()).await;
+    let dir = world.host_dir("volume/part");
+    fs::write(dir.join("file"), "of the host\n").unwrap();
+    let beside = Mount { image_sub_path: "part".to_owned(), ..bind(&dir, "/beside") };
+    let config = ContainerConfig {
+        mounts: vec![of_image(&image, "data"), beside],
+        ..world.node.sh("c", "cat /in/file /beside/file")
+    };
+    assert_eq!(world.look(config).await, ["of the image", "of the host"]);
     world.node.finish().await.unwrap();
 }
 
