@@ -254,7 +254,6 @@ async fn a_pod_is_furnished_whoever_keeps_it(node: Node, cast: Cast) {
     let cri = node.cri().await.unwrap();
     for handler in cast.handlers.iter().copied() {
         let mut config = node.pod(handler);
-        config.hostname = format!("name-{handler}");
         let linux = config.linux.as_mut().unwrap();
         linux.sysctls.insert("kernel.shm_rmid_forced".to_owned(), "1".to_owned());
         let pod = cri.run_pod_with(handler, &config).await.unwrap();

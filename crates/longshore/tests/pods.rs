@@ -169,6 +169,27 @@ async fn namespaces_are_those_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pod_on_the_hosts_network_has_the_hosts_name() {
+    let Some(node) = Node::start("a_pod_on_the_hosts_network", LONGSHORE).await else { return };
+    let cri = node.cri().await.unwrap();
+    let host = rustix::system::uname().nodename().to_str().unwrap().to_owned();
+    // A kubelet gives none.
+    for (name, hostname) in [("none", ""), ("same", &*host)] {
+        let config = PodSandboxConfig { hostname: hostname.to_owned(), ..node.pod(name) };
+        let pod = cri.run_pod(&config).await.unwrap();
+        let script = "hostname; cat /etc/hostname; echo $HOSTNAME";
+        let said = said(&node, &cri, &pod, node.sh("c", script)).await;
+        assert_eq!(said, [&*host; 3], "{name}");
+    }
+    let config = PodSandboxConfig { hostname: "another".to_owned(), ..node.pod("other") };
+    let refused = cri.run_pod(&config).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    let why = format!("hostname: \"another\" is not {host:?}, the name of the host");
+    assert!(refused.message().contains(&why), "{refused}");
+    node.finish().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_container_has_no_descriptor_of_ours() {
     let Some(node) = Node::start("a_container_has_no_descriptor", LONGSHORE).await else { return };
     let cri = node.cri().await.unwrap();

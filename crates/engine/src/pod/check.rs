@@ -8,6 +8,7 @@ use crate::{
     config::{EngineConfig, Handler},
     error::Result,
     network,
+    pod::files,
     request::{PodNamespace, PodPid, PodRequest},
 };
 
@@ -17,6 +18,7 @@ pub(crate) fn check(config: &EngineConfig, handler: &Handler, request: &PodReque
     user(handler, request)?;
     sysctls(config, request)?;
     network::check(request)?;
+    hostname(request, &files::host_name()?)?;
     if let Some(selinux) = &request.selinux {
         oci::check_selinux(selinux, "selinux")?;
     }
@@ -36,6 +38,19 @@ pub(crate) fn sysctls(
         user: matches!(request.user, Some(UserNamespace::Pod(_))),
     };
     Ok(oci::pod_sysctls(&request.sysctls, own, config.host.kernel, &config.policy)?)
+}
+
+/// Refuses a name that the pod could not have: with the host's network comes the host's name.
+fn hostname(request: &PodRequest, host: &str) -> Result<()> {
+    let asked = request.hostname.as_str();
+    if request.network == PodNamespace::Pod || asked.is_empty() || asked == host {
+        return Ok(());
+    }
+    let why = format!(
+        "{asked:?} is not {host:?}, the name of the host, which a pod on the host's network has: \
+         leave it empty"
+    );
+    Err(OciError::Invalid { field: "hostname".to_owned(), why }.into())
 }
 
 /// A pod whose first container would be refused is of no use to anybody.
@@ -85,6 +100,21 @@ mod tests {
         };
         let got = user(&handler, request).map_err(|e| base::Chain(&e).to_string());
         assert_eq!(got, want.map_err(str::to_owned));
+    }
+
+    #[test]
+    fn a_name_of_its_own_needs_a_network_of_its_own() {
+        let check = |network, name: &str| {
+            let request =
+                PodRequest { network, hostname: name.to_owned(), ..PodRequest::default() };
+            hostname(&request, "node").map_err(|e| base::Chain(&e).to_string())
+        };
+        assert_eq!(check(PodNamespace::Pod, "web"), Ok(()));
+        assert_eq!(check(PodNamespace::Pod, ""), Ok(()));
+        assert_eq!(check(PodNamespace::Node, ""), Ok(()));
+        assert_eq!(check(PodNamespace::Node, "node"), Ok(()));
+        let why = check(PodNamespace::Node, "web").unwrap_err();
+        assert!(why.starts_with("hostname: \"web\" is not \"node\""), "{why}");
     }
 
     #[test]

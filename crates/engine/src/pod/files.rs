@@ -90,9 +90,11 @@ fn make_shm(layout: &Layout, id: &Id, root: Option<(u32, u32)>, label: Option<&s
 
 /// On the host's network a pod has the host's name.
 pub(crate) fn hostname(request: &PodRequest) -> Result<String> {
-    if !request.hostname.is_empty() {
-        return Ok(request.hostname.clone());
-    }
+    if request.hostname.is_empty() { host_name() } else { Ok(request.hostname.clone()) }
+}
+
+/// Returns the name of the host as it is now.
+pub(super) fn host_name() -> Result<String> {
     let path = "/proc/sys/kernel/hostname";
     let name = fs::read_to_string(path).map_err(EngineError::io("read", path))?;
     Ok(name.trim().to_owned())

@@ -54,7 +54,9 @@ async fn ids_are_shifted() {
         ("shared", NamespaceMode::Node, NamespaceMode::Pod),
     ] {
         let mut asked = pod_spaces(world.node.pod(name), shifted(network, pid));
-        asked.hostname = name.to_owned();
+        if network == NamespaceMode::Pod {
+            asked.hostname = name.to_owned();
+        }
         let pod = world.cri.run_pod_with("new", &asked).await.unwrap();
         let config = in_pod(&pod, world.node.sh(name, &format!("{LOOK}; exec sleep 1000")));
         let id = world.cri.run(&pod, config).await.unwrap();
