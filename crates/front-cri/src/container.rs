@@ -75,7 +75,7 @@ fn container_request(name: String, config: v1::ContainerConfig) -> Result<Contai
         stdin,
         stdin_once,
         security: security::of_container(security_context).under("linux.security_context")?,
-        resources: resources::request(resources).under("linux.resources")?,
+        resources: resources::initial(resources).under("linux.resources")?,
         stop_signal: signal::request(stop_signal)?,
         ..ContainerRequest::default()
     })

@@ -39,6 +39,24 @@ pub(crate) fn request(wire: Option<v1::LinuxContainerResources>) -> Result<Resou
     })
 }
 
+/// Returns the limits of a container to be made. It starts with the OOM score on the wire, 0
+/// included: without one it would inherit the daemon's.
+pub(crate) fn initial(wire: Option<v1::LinuxContainerResources>) -> Result<Resources> {
+    let asked = request(wire)?;
+    Ok(Resources { oom_score_adj: Some(asked.oom_score_adj.unwrap_or_default()), ..asked })
+}
+
+/// Returns the limits of a pod as a whole. A kubelet subtracts the pod's overhead also from the −1
+/// of what has no limit, so anything below zero is no limit here.
+pub(crate) fn of_pod(wire: Option<v1::LinuxContainerResources>) -> Result<Resources> {
+    let wire = wire.unwrap_or_default();
+    request(Some(v1::LinuxContainerResources {
+        cpu_quota: wire.cpu_quota.max(-1),
+        memory_limit_in_bytes: wire.memory_limit_in_bytes.max(-1),
+        ..wire
+    }))
+}
+
 pub(crate) fn wire(resources: &Resources) -> v1::LinuxContainerResources {
     v1::LinuxContainerResources {
         cpu_period: signed(resources.cpu_period),
@@ -126,6 +144,27 @@ mod tests {
     fn nothing_asks_for_nothing() {
         assert_eq!(request(None), Ok(Resources::default()));
         assert_eq!(request(Some(v1::LinuxContainerResources::default())), request(None));
+    }
+
+    #[test]
+    fn a_container_starts_with_the_oom_score_on_the_wire() {
+        let asked = |oom_score_adj| {
+            Some(v1::LinuxContainerResources { oom_score_adj, ..Default::default() })
+        };
+        assert_eq!(initial(asked(-7)).unwrap().oom_score_adj, Some(-7));
+        assert_eq!(initial(asked(0)).unwrap().oom_score_adj, Some(0));
+        assert_eq!(initial(None).unwrap().oom_score_adj, Some(0));
+    }
+
+    #[test]
+    fn what_a_pod_lacks_a_limit_of_may_have_lost_its_overhead() {
+        let asked = v1::LinuxContainerResources {
+            cpu_quota: -10_001,
+            memory_limit_in_bytes: -4097,
+            ..Default::default()
+        };
+        let got = of_pod(Some(asked)).unwrap();
+        assert_eq!((got.cpu_quota, got.memory_limit), (Some(-1), Some(-1)));
     }
 
     #[test]

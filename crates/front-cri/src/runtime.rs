@@ -184,7 +184,7 @@ impl RuntimeService for Runtime {
         let v1::UpdatePodSandboxResourcesRequest { pod_sandbox_id, overhead, resources } =
             request.into_inner();
         let id = not_empty(POD_ID, pod_sandbox_id)?;
-        let given = |asked: Option<_>| asked.map(|r| resources::request(Some(r))).transpose();
+        let given = |asked: Option<_>| asked.map(|r| resources::of_pod(Some(r))).transpose();
         let (overhead, resources) =
             (given(overhead).under("overhead")?, given(resources).under("resources")?);
         self.engine()?.update_pod(&id, overhead, resources).await.map_err(status)?;

@@ -10,6 +10,7 @@ use api_cri::v1::{
     NamespaceOption, PodSandboxConfig, PodSandboxStatusRequest, SecurityProfile, Signal,
     UpdatePodSandboxResourcesRequest, security_profile::ProfileType,
 };
+use serde_json::json;
 use testkit::{Cri, Node, Pod};
 use tokio::task::JoinSet;
 use tonic::{Code, Status};
@@ -524,46 +525,51 @@ fn groups_named(pod: &str) -> Vec<PathBuf> {
 
 // === limits of a pod ===
 
-const MEMORY_LIMIT: (&str, &str) = ("memory", "memory.limit_in_bytes");
-
+/// The kubelet owns the pod's cgroup. It calls before it writes there itself, takes an error for a
+/// rejected resize, and calls again with the old values if its own write fails.
 #[tokio::test(flavor = "multi_thread")]
-async fn limits_of_a_pod_are_written_kept_and_survive_a_restart() {
+async fn limits_of_a_pod_are_recorded_and_its_cgroup_is_left_alone() {
     let Some(mut node) = Node::start("limits_of_a_pod", LONGSHORE).await else { return };
     let cri = node.cri().await.unwrap();
     let config = node.pod("limits");
     let pod = cri.run_pod(&config).await.unwrap();
     cri.run(&pod, node.sh("c", "exec sleep 1000")).await.unwrap();
-    let limits = |shares: i64, memory: i64| {
-        let cpu_shares = shares;
-        Some(LinuxContainerResources {
-            cpu_shares,
-            memory_limit_in_bytes: memory,
-            ..Default::default()
-        })
+    let limits = |shares: i64, quota: i64, memory: i64| LinuxContainerResources {
+        cpu_shares: shares,
+        cpu_quota: quota,
+        cpu_period: 100_000,
+        memory_limit_in_bytes: memory,
+        ..Default::default()
     };
     let update = async |cri: &Cri, id: &str, overhead, resources| {
         let pod_sandbox_id = id.to_owned();
         let asked = UpdatePodSandboxResourcesRequest { pod_sandbox_id, overhead, resources };
         cri.runtime().update_pod_sandbox_resources(asked).await.map(drop)
     };
-    update(&cri, &pod.id, limits(100, 1 << 20), limits(900, 255 << 20)).await.unwrap();
     let cgroups = node.cgroups.clone();
-    // A slice is systemd's to change, and the kubelet tells it.
-    let memory = |bytes: u64| match cgroups.pod_file(&pod, MEMORY_LIMIT, "memory.max") {
-        Some(_) if cgroups.is_systemd() => true,
-        limit => limit == Some(bytes.to_string()),
+    let files = || {
+        let memory = ("memory", "memory.limit_in_bytes");
+        [
+            cgroups.pod_file(&pod, memory, "memory.max"),
+            cgroups.pod_file(&pod, ("cpu", "cpu.shares"), "cpu.weight"),
+            cgroups.pod_file(&pod, ("cpu", "cpu.cfs_quota_us"), "cpu.max"),
+        ]
     };
-    assert!(memory(256 << 20), "both together");
-    if let Some(shares) = cgroups.pod_file(&pod, ("cpu", "cpu.shares"), "no such file") {
-        assert!(cgroups.is_systemd() || shares == "1000", "{shares}");
-    }
-    // What is not given stays.
-    update(&cri, &pod.id, None, limits(0, 127 << 20)).await.unwrap();
-    assert!(memory(128 << 20));
+    let before = files();
+    assert!(before.iter().any(Option::is_some), "{before:?}");
+    let overhead = Some(limits(100, 1000, 1 << 20));
+    let old = Some(limits(900, 50_000, 255 << 20));
+    update(&cri, &pod.id, overhead.clone(), old.clone()).await.unwrap();
+    // Less than the pod has in use, and less than any kernel takes: not ours to judge.
+    update(&cri, &pod.id, None, Some(limits(2, 1, 4096))).await.unwrap();
+    update(&cri, &pod.id, overhead.clone(), old).await.unwrap();
+    // The kubelet takes the overhead off what has no limit, too.
+    update(&cri, &pod.id, overhead, Some(limits(700, -1001, -4097))).await.unwrap();
+    assert_eq!(files(), before);
 
     let missing = update(&cri, &"f".repeat(64), None, None).await.unwrap_err();
     assert_eq!(missing.code(), Code::NotFound);
-    let bad = update(&cri, &pod.id, limits(-1, 0), None).await.unwrap_err();
+    let bad = update(&cri, &pod.id, Some(limits(-1, 0, 0)), None).await.unwrap_err();
     assert_eq!(
         (bad.code(), bad.message()),
         (Code::InvalidArgument, "overhead.cpu_shares: -1 is out of range")
@@ -575,7 +581,9 @@ async fn limits_of_a_pod_are_written_kept_and_survive_a_restart() {
     let request = PodSandboxStatusRequest { pod_sandbox_id: pod.id.clone(), verbose: true };
     let status = cri.runtime().pod_sandbox_status(request).await.unwrap().into_inner();
     let info: serde_json::Value = serde_json::from_str(&status.info["info"]).unwrap();
-    assert_eq!(info["resources"]["memory_limit"], 127 << 20, "{info}");
+    let told = &info["resources"];
+    assert_eq!((&told["cpu_shares"], &told["memory_limit"]), (&json!(700), &json!(-1)), "{info}");
+    assert_eq!(told["cpu_quota"], -1, "{info}");
     assert_eq!(info["overhead"]["cpu_shares"], 100, "{info}");
     node.finish().await.unwrap();
 }

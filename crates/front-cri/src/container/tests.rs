@@ -17,6 +17,7 @@ fn the_least_a_container_needs() {
         NewContainer { attempt: got.attempt, image: got.image.clone(), ..Default::default() };
     want.container.name = "web".into();
     want.container.security = security::of_container(None).unwrap();
+    want.container.resources.oom_score_adj = Some(0);
     assert_eq!(got, want);
 }
 

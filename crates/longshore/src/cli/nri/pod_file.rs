@@ -338,6 +338,10 @@ impl Container {
             unseen.0.push(format!("{place}: what its image runs ({NO_COMMAND} stands for it)"));
             command.push(NO_COMMAND.to_owned());
         }
+        let Demand { limits, requests, .. } = &self.resources;
+        // The score that the CRI gives a container of which nothing is said. A kubelet makes it of
+        // the memory of its node, which is not known here.
+        let resources = Resources { oom_score_adj: Some(0), ..quantity::of(limits, requests)? };
         let mut request = ContainerRequest {
             name: self.name.clone(),
             command,
@@ -347,7 +351,7 @@ impl Container {
             mounts: self.mounts(file, place, unseen)?,
             tty: self.tty,
             stdin: self.stdin,
-            resources: quantity::of(&self.resources.limits, &self.resources.requests)?,
+            resources,
             annotations: Labels::default(),
             ..ContainerRequest::default()
         };
