@@ -28,6 +28,7 @@ use crate::{
     owner::{Ask, Begin, Life, Message, Owner, Reply, StopWith},
     phase::PodPhase,
     plugins::Plugins,
+    pod::spec,
     record::{ContainerRecord, PodRecord},
     recover,
     request::{CheckpointRequest, NewContainer, PodRequest},
@@ -354,6 +355,7 @@ impl Engine {
             "cniResult": network::results(&self.shared, &pod.id),
             "overhead": pod.overhead,
             "resources": pod.resources,
+            "runtimeSpec": spec::shown(&self.shared, &pod).await?,
             "config": pod.request,
         }))
     }

@@ -159,9 +159,10 @@ impl Images {
         Ok(())
     }
 
-    /// The default snapshotter's file system first.
+    /// The default snapshotter's file system first, then those of others that hold anything.
     pub fn file_systems(&self) -> Vec<FsInfo> {
-        self.snapshots.values().map(Snapshots::fs_info).collect()
+        let shown = |shelf: &&Snapshots| shelf.snapshotter() == DEFAULT || !shelf.is_empty();
+        self.snapshots.values().filter(shown).map(Snapshots::fs_info).collect()
     }
 
     pub async fn config(&self, id: &Digest) -> Result<content::ImageConfig> {

@@ -4,6 +4,7 @@ pub(crate) mod check;
 pub(crate) mod files;
 mod make;
 pub(crate) mod remove;
+pub(crate) mod spec;
 pub(crate) mod stop;
 pub(crate) mod update;
 

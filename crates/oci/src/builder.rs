@@ -232,17 +232,22 @@ impl Base {
     }
 
     fn empty() -> Self {
-        // The library's default is a spec of its own taste.
-        let mut spec = Spec::default();
-        spec.set_process(None)
-            .set_root(None)
-            .set_hostname(None)
-            .set_mounts(None)
-            .set_annotations(None)
-            .set_linux(None);
+        let spec = empty_spec();
         let (process, capabilities, mounts, devices, rules) = (None, None, None, None, None);
         Self { spec, linux: empty_linux(), process, capabilities, mounts, devices, rules }
     }
+}
+
+/// Returns a spec that says nothing; the library's default is a spec of its own taste.
+pub(crate) fn empty_spec() -> Spec {
+    let mut spec = Spec::default();
+    spec.set_process(None)
+        .set_root(None)
+        .set_hostname(None)
+        .set_mounts(None)
+        .set_annotations(None)
+        .set_linux(None);
+    spec
 }
 
 fn empty_linux() -> Linux {

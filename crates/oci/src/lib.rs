@@ -75,7 +75,7 @@ pub use request::{
     UserRef, UserRequest,
 };
 pub use resources::{Ignored, Limits, Updated, update};
-pub use sandbox::{SandboxInputs, build_sandbox};
+pub use sandbox::{PodInputs, SandboxInputs, build_sandbox, describe_pod};
 pub use seccomp::{SeccompError, SeccompProfile, Subject};
 pub use security::check_selinux;
 pub use selinux::{SelinuxContexts, pod_categories};

@@ -13,7 +13,7 @@ use oci_spec::runtime::{
 use crate::{
     builder::Inputs,
     error::{OciError, Result},
-    facts::CgroupVersion,
+    facts::{CgroupVersion, NamespacePaths},
     request::{IdMapping, IdMappings, NamespaceMode, UserNamespace},
 };
 
@@ -57,6 +57,20 @@ pub(crate) fn build(inputs: &Inputs<'_>) -> Result<Vec<LinuxNamespace>> {
         list.push(entry(LinuxNamespaceType::User, Some(path)));
     }
     Ok(list)
+}
+
+/// Returns the namespaces that a pod has of its own, each with the file to join it by.
+pub(crate) fn of_pod(pod: &NamespacePaths) -> Vec<LinuxNamespace> {
+    let NamespacePaths { network, ipc, uts, pid, host_pid: _, user } = pod;
+    let own = [
+        (LinuxNamespaceType::Network, network),
+        (LinuxNamespaceType::Ipc, ipc),
+        (LinuxNamespaceType::Uts, uts),
+        (LinuxNamespaceType::Pid, pid),
+        (LinuxNamespaceType::User, user),
+    ];
+    let own = own.into_iter().filter_map(|(typ, path)| Some((typ, path.clone()?)));
+    own.map(|(typ, path)| entry(typ, Some(path))).collect()
 }
 
 fn push(list: &mut Vec<LinuxNamespace>, typ: LinuxNamespaceType, place: Place) {

@@ -1,18 +1,23 @@
 //! The spec of a sandbox: the first task of a pod whose shim knows no other way to keep one.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::PathBuf,
+};
 
-use oci_spec::runtime::{Mount, Spec};
+use oci_spec::runtime::{Linux, Mount, Spec};
 
 use crate::{
     annotations,
-    builder::{Inputs, build},
+    builder::{Inputs, build, empty_spec},
     cdi,
+    cgroup::pod_cgroup_path,
     error::Result,
     facts::{
         Accounts, ClassFacts, ContainerFacts, DeviceFacts, HandlerFacts, HostFacts, PodFacts,
         Policy,
     },
+    namespaces::{self, mappings_to_spec},
     request::{
         CapabilityRequest, ContainerRequest, GroupRef, GroupsPolicy, ImageFacts, NamespaceMode,
         NamespaceRequest, Profile, Resources, SecurityRequest, UserRef, UserRequest,
@@ -36,6 +41,17 @@ pub struct SandboxInputs<'a> {
     pub host: &'a HostFacts,
     pub handler: &'a HandlerFacts,
     pub policy: &'a Policy,
+}
+
+/// What a pod is described by.
+#[derive(Clone, Copy, Debug)]
+pub struct PodInputs<'a> {
+    pub pod: &'a PodFacts,
+    /// The name in the pod's UTS namespace; `None` where that is the host's.
+    pub hostname: Option<&'a str>,
+    /// The sysctls that are set in the pod's namespaces.
+    pub sysctls: &'a BTreeMap<String, String>,
+    pub handler: &'a HandlerFacts,
 }
 
 /// Like a container of the pod that may do nothing and does nothing.
@@ -63,6 +79,30 @@ pub fn build_sandbox(inputs: &SandboxInputs<'_>) -> Result<Spec> {
     spec.set_mounts(Some(mounts()))
         .set_hostname(inputs.hostname.map(str::to_owned))
         .set_annotations(Some(annotations::of_sandbox(inputs.pod, inputs.handler)));
+    Ok(spec)
+}
+
+/// Returns what a pod is, as a spec without a process: its namespaces, cgroup, sysctls, name and
+/// annotations. This is what clients are shown of a pod that has no first task.
+pub fn describe_pod(inputs: &PodInputs<'_>) -> Result<Spec> {
+    let PodInputs { pod, hostname, sysctls, handler } = *inputs;
+    let cgroup = pod_cgroup_path(handler.cgroup_driver, pod.cgroup_parent.as_deref(), &pod.id)?;
+    let mut linux = Linux::default();
+    linux.set_resources(None).set_masked_paths(None).set_readonly_paths(None);
+    if let Some(mapping) = &pod.mapping {
+        linux.set_uid_mappings(Some(mappings_to_spec(&mapping.uids)?));
+        linux.set_gid_mappings(Some(mappings_to_spec(&mapping.gids)?));
+    }
+    let sysctls: HashMap<_, _> = sysctls.clone().into_iter().collect();
+    linux
+        .set_namespaces(Some(namespaces::of_pod(&pod.namespaces)))
+        .set_cgroups_path(Some(cgroup))
+        .set_sysctl((!sysctls.is_empty()).then_some(sysctls));
+    let mut spec = empty_spec();
+    spec.set_version(handler.oci_version.clone())
+        .set_hostname(hostname.map(str::to_owned))
+        .set_annotations(Some(annotations::of_sandbox(pod, handler)))
+        .set_linux(Some(linux));
     Ok(spec)
 }
 

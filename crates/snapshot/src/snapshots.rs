@@ -91,7 +91,8 @@ pub struct FsInfo {
     pub mountpoint: PathBuf,
     /// All layers and all snapshots.
     pub usage: Usage,
-    /// Of the oldest number in the sum.
+    /// The time of the sum, whenever its parts were counted: a kubelet takes no notice of a
+    /// usage that is not newer than the last.
     pub at: Timestamp,
 }
 
@@ -166,6 +167,11 @@ impl Snapshots {
         all.into_iter().filter(|record| record.snapshotter == self.inner.snapshotter).collect()
     }
 
+    /// Whether there is neither a layer nor a snapshot, from memory.
+    pub fn is_empty(&self) -> bool {
+        self.inner.own_layers().next().is_none() && self.list().is_empty()
+    }
+
     pub fn get(&self, key: &Key) -> Option<Arc<SnapshotRecord>> {
         self.inner.snapshots.get(&SnapshotKey::new(self.inner.snapshotter, key))
     }
@@ -182,12 +188,11 @@ impl Snapshots {
         let inner = &self.inner;
         let layers = inner.own_layers().map(|layer| layer.usage).sum::<Usage>();
         let samples = inner.background.samples.lock();
-        let now = Timestamp::now();
         FsInfo {
             snapshotter: inner.snapshotter,
             mountpoint: inner.layout.root.clone(),
             usage: layers + samples.values().map(|sample| sample.usage).sum(),
-            at: samples.values().map(|sample| sample.at).min().unwrap_or(now),
+            at: Timestamp::now(),
         }
     }
 

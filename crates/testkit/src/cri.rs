@@ -51,6 +51,11 @@ impl Cri {
         self.runtime.clone()
     }
 
+    /// The image service, for calls that are not here.
+    pub fn images(&self) -> ImageServiceClient<Channel> {
+        self.images.clone()
+    }
+
     pub async fn pull(&self, image: &str) -> Result<(), Status> {
         let image = Some(ImageSpec { image: image.to_owned(), ..ImageSpec::default() });
         let request = PullImageRequest { image, ..PullImageRequest::default() };

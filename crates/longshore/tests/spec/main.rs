@@ -8,5 +8,6 @@ mod handlers;
 mod limits;
 mod mounts;
 mod process;
+mod status;
 mod users;
 mod world;
