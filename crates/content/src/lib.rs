@@ -48,6 +48,7 @@ pub use progress::{LayerProgress, Progress, Stage};
 pub use pull::{PullOptions, Pulled};
 pub use record::{ImageRecord, Root, StoredBlob, StoredLayer};
 pub use registry::{
-    Patience, Proxies, RegistryConfig,
+    Patience, RegistryConfig,
     credentials::{AuthConfig, Credentials},
+    proxy::{Proxies, parse as parse_proxy},
 };

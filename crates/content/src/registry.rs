@@ -18,6 +18,7 @@ mod endpoint;
 mod error;
 mod health;
 pub mod hosts;
+pub mod proxy;
 mod session;
 mod tls;
 mod tries;
@@ -28,7 +29,7 @@ use std::{
 };
 
 use base::Repository;
-use reqwest::{Client, NoProxy, Proxy, redirect};
+use reqwest::{Client, redirect};
 use rustls::RootCertStore;
 
 use credentials::Credentials;
@@ -37,6 +38,7 @@ pub use endpoint::{Fetched, Patience};
 pub use error::{Cause, Refusal, RegistryError, SetupError};
 use health::Health;
 use hosts::Host;
+use proxy::{Proxies, ProxyRules};
 pub use session::{BlobError as FetchError, Contribution, Session};
 
 const USER_AGENT: &str = concat!("longshore/", env!("CARGO_PKG_VERSION"));
@@ -62,38 +64,13 @@ impl Default for RegistryConfig {
     }
 }
 
-/// As the environment gives them, read once by whoever may read it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Proxies {
-    pub http: Option<String>,
-    pub https: Option<String>,
-    /// Comma-separated: hosts, domains, addresses, networks, `*`.
-    pub except: Option<String>,
-}
-
-impl Proxies {
-    /// `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, in lower case first, as curl
-    /// does.
-    pub fn from_vars(get: impl Fn(&str) -> Option<String>) -> Self {
-        let var = |name: &str| {
-            let lower = get(&name.to_ascii_lowercase()).filter(|value| !value.is_empty());
-            lower.or_else(|| get(name).filter(|value| !value.is_empty()))
-        };
-        let all = var("ALL_PROXY");
-        Self {
-            http: var("HTTP_PROXY").or_else(|| all.clone()),
-            https: var("HTTPS_PROXY").or(all),
-            except: var("NO_PROXY"),
-        }
-    }
-}
-
 #[derive(Clone, Debug)]
 pub struct Registry(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     config: RegistryConfig,
+    proxies: ProxyRules,
     health: Health,
     /// Read when the first server with TLS is met.
     system_roots: OnceLock<RootCertStore>,
@@ -101,7 +78,9 @@ struct Inner {
 
 impl Registry {
     pub fn new(config: RegistryConfig) -> Self {
-        Self(Arc::new(Inner { config, health: Health::default(), system_roots: OnceLock::new() }))
+        let proxies = ProxyRules::new(&config.proxies);
+        let (health, system_roots) = (Health::default(), OnceLock::new());
+        Self(Arc::new(Inner { config, proxies, health, system_roots }))
     }
 
     /// Reads `hosts.toml` and certificates; blocks while it does.
@@ -114,6 +93,7 @@ impl Registry {
         let last = hosts.len().saturating_sub(1);
         let endpoint = |(at, host): (usize, Host)| Endpoint {
             client: self.0.client(&host),
+            proxies: self.0.proxies.clone(),
             host,
             patience: self.0.config.patience,
             is_last: at == last,
@@ -129,47 +109,19 @@ impl Registry {
 impl Inner {
     /// An error here is that of one server: the others may still do.
     fn client(&self, host: &Host) -> Result<Client, Refusal> {
-        let mut builder = Client::builder()
+        let builder = Client::builder()
             .user_agent(USER_AGENT)
             .redirect(redirect::Policy::none())
             .referer(false)
+            // The environment is not the library's to read.
             .no_proxy()
+            .proxy(self.proxies.intercept())
             .http1_only()
             .connect_timeout(host.dial_timeout.unwrap_or(self.config.patience.dial));
         let config = |e: reqwest::Error| Refusal::Config(e.to_string());
-        let Proxies { http, https, except } = &self.config.proxies;
-        let except = except.as_deref().and_then(NoProxy::from_string);
-        if let Some(url) = http {
-            builder = builder.proxy(Proxy::http(url).map_err(config)?.no_proxy(except.clone()));
-        }
-        if let Some(url) = https {
-            builder = builder.proxy(Proxy::https(url).map_err(config)?.no_proxy(except));
-        }
         // A plain server may redirect to one with TLS, so each client has it.
         let roots = self.system_roots.get_or_init(tls::system_roots);
         let tls = tls::client_config(roots, &host.tls)?;
         builder.tls_backend_preconfigured(tls).build().map_err(config)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn proxies_come_from_the_variables_everybody_knows() {
-        let vars = |set: &'static [(&str, &str)]| {
-            Proxies::from_vars(|name| {
-                set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
-            })
-        };
-        assert_eq!(vars(&[]), Proxies::default());
-        let both = vars(&[("HTTPS_PROXY", "a"), ("https_proxy", "b"), ("no_proxy", "")]);
-        assert_eq!(both, Proxies { https: Some("b".into()), ..Proxies::default() });
-        let all = vars(&[("ALL_PROXY", "a"), ("HTTP_PROXY", "h"), ("NO_PROXY", "x")]);
-        assert_eq!(
-            (all.http.as_deref(), all.https.as_deref(), all.except.as_deref()),
-            (Some("h"), Some("a"), Some("x"))
-        );
     }
 }

@@ -26,6 +26,7 @@ use std::{
 
 use base::Span;
 pub use cni::Cni;
+use content::Proxies;
 pub use file::{ConfigError, load};
 pub use handlers::{HandlerConfig, HandlerSettings, Handlers, ShimSettings};
 pub use nri::Nri;
@@ -151,6 +152,14 @@ settings! {
     RegistryConfig {
         /// A tree of hosts.toml files, one folder per registry. Read at each pull.
         config_dir: Option<PathBuf> => "\"/etc/longshore/certs.d\"";
+        /// The proxy for registries without TLS, as a URL. Defaults to HTTP_PROXY of the daemon's
+        /// environment; "" is for none. Registries on this machine are always asked directly.
+        http_proxy: Option<String> => "\"$HTTP_PROXY\"";
+        /// The proxy for registries with TLS. Defaults to HTTPS_PROXY of the environment.
+        https_proxy: Option<String> => "\"$HTTPS_PROXY\"";
+        /// Hosts, domains, addresses and networks that need no proxy, separated by commas. Defaults
+        /// to NO_PROXY of the environment.
+        no_proxy: Option<String> => "\"$NO_PROXY\"";
     }
 }
 
@@ -193,7 +202,7 @@ pub struct Settings {
     pub metrics_tcp: Option<SocketAddr>,
     pub nri: Nri,
     pub cni: Cni,
-    pub registry_config_dir: PathBuf,
+    pub registry: Registry,
     pub containers: Containers,
 }
 
@@ -203,6 +212,14 @@ pub struct Streaming {
     pub idle: Duration,
     /// Certificate and key.
     pub tls: Option<(PathBuf, PathBuf)>,
+}
+
+/// Where images come from, and on which way.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Registry {
+    pub config_dir: PathBuf,
+    /// What is set here wins over the environment.
+    pub proxies: Proxies,
 }
 
 /// What holds for all containers.
@@ -251,18 +268,32 @@ impl Config {
             metrics_tcp: self.metrics.tcp.as_deref().map(tcp_address).transpose()?,
             nri: self.nri.check(&place)?,
             cni: self.check_cni(&place)?,
-            registry_config_dir: place.dir(
-                "registry.config_dir",
-                self.registry.config_dir.as_ref(),
-                "/etc/longshore/certs.d",
-                "certs.d",
-            )?,
+            registry: self.check_registry(&place)?,
             containers: self.check_containers(&place)?,
             root,
             state,
         };
         settings.sockets_differ()?;
         Ok(settings)
+    }
+
+    fn check_registry(&self, place: &Place<'_>) -> Result<Registry, ConfigError> {
+        let RegistryConfig { config_dir, http_proxy, https_proxy, no_proxy } = &self.registry;
+        let (default, own) = ("/etc/longshore/certs.d", "certs.d");
+        let config_dir = place.dir("registry.config_dir", config_dir.as_ref(), default, own)?;
+        for (key, url) in
+            [("registry.http_proxy", http_proxy), ("registry.https_proxy", https_proxy)]
+        {
+            if let Some(url) = url.as_deref().filter(|url| !url.is_empty()) {
+                content::parse_proxy(url).map_err(|e| value(key, e))?;
+            }
+        }
+        let proxies = Proxies {
+            http: http_proxy.clone(),
+            https: https_proxy.clone(),
+            except: no_proxy.clone(),
+        };
+        Ok(Registry { config_dir, proxies })
     }
 
     fn check_containers(&self, place: &Place<'_>) -> Result<Containers, ConfigError> {
@@ -327,7 +358,7 @@ impl Settings {
             ("metrics.socket", self.metrics_socket != new.metrics_socket),
             ("metrics.tcp", self.metrics_tcp != new.metrics_tcp),
             ("cni", self.cni != new.cni),
-            ("registry.config_dir", self.registry_config_dir != new.registry_config_dir),
+            ("registry", self.registry != new.registry),
             ("containers", self.containers != new.containers),
         ];
         changes.into_iter().filter(|(_, changed)| *changed).map(|(key, _)| key).collect()
@@ -490,6 +521,10 @@ mod tests {
             "streaming.idle_timeout: must be more than nothing",
         );
         refused(
+            "registry.https_proxy = 'socks5://user:secret@proxy'",
+            "registry.https_proxy: proxy has the scheme \"socks5\", which is not http or https",
+        );
+        refused(
             "metrics.tcp = 'here'",
             "metrics.tcp: \"here\" is not an address and port, 127.0.0.1:9470",
         );
@@ -518,7 +553,7 @@ mod tests {
             &settings.nri.settings.config_dirs[0],
             &settings.cni.conf_dir,
             &settings.cni.netns_dir,
-            &settings.registry_config_dir,
+            &settings.registry.config_dir,
         ];
         for path in paths {
             assert!(path.starts_with("/t"), "{}", path.display());

@@ -19,7 +19,7 @@ mod streaming;
 use std::{path::PathBuf, sync::Arc};
 
 use anyhow::Context;
-use content::ContentConfig;
+use content::{ContentConfig, Proxies};
 use engine::{Engine, EngineConfig, Handler, Images, Limits, Metrics};
 use front_admin::{Admin, Paths, Streams};
 use oci::CgroupDriver;
@@ -212,7 +212,9 @@ async fn open_engine(
     let look = move || engine_config(&looked, cgroup_driver, handlers, counters);
     let config = tokio::task::spawn_blocking(look).await??;
     let mut content = ContentConfig::new(settings.root.join("content"));
-    content.registry.hosts_dirs = vec![settings.registry_config_dir.clone()];
+    content.registry.hosts_dirs = vec![settings.registry.config_dir.clone()];
+    let environment = Proxies::from_vars(|name| std::env::var(name).ok());
+    content.registry.proxies = settings.registry.proxies.clone().or(environment);
     let images = Images::open(&settings.root, content, store).await?;
     Ok(Arc::new(Engine::open_with_images(config, store.clone(), Arc::new(images)).await?))
 }

@@ -95,7 +95,7 @@ impl Registry {
         Self::start_with("http", None).await
     }
 
-    /// With a certificate of `authority` for `localhost` and 127.0.0.1.
+    /// With a certificate of `authority` for `localhost`, 127.0.0.1 and `registry.test`.
     pub async fn start_tls(authority: &Authority) -> Result<Self> {
         Self::start_with("https", Some(authority.acceptor(false)?)).await
     }
@@ -128,6 +128,10 @@ impl Registry {
     /// As it stands in an image name.
     pub fn host(&self) -> String {
         self.address.to_string()
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     pub fn url(&self) -> String {

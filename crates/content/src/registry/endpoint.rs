@@ -23,6 +23,7 @@ use super::{
     credentials::Credentials,
     error::Refusal,
     hosts::Host,
+    proxy::{self, ProxyRules},
 };
 use crate::{
     digest::{matches, sha256},
@@ -65,6 +66,8 @@ pub(super) struct Endpoint {
     pub(super) host: Host,
     /// Or why this server cannot be spoken to at all.
     pub(super) client: Result<Client, Refusal>,
+    /// The rules that the client follows, for messages.
+    pub(super) proxies: ProxyRules,
     pub(super) patience: Patience,
     /// The registry itself, and not one of its mirrors: nobody is asked after it.
     pub(super) is_last: bool,
@@ -247,7 +250,7 @@ impl Endpoint {
             }
         };
         let sent = async {
-            let response = self.within(self.patience.answer, built.send()).await?;
+            let response = self.within(&url, self.patience.answer, built.send()).await?;
             if response.status() == StatusCode::UNAUTHORIZED {
                 return Err(self.unauthorized(response).await);
             }
@@ -277,7 +280,7 @@ impl Endpoint {
                 self.own_headers(&mut headers, grant)?;
             }
             let request = client.request(ask.method.clone(), url.clone()).headers(headers);
-            let response = self.within(ask.patience, request.send()).await?;
+            let response = self.within(&url, ask.patience, request.send()).await?;
             if !response.status().is_redirection() {
                 return Ok(response);
             }
@@ -318,14 +321,23 @@ impl Endpoint {
 
     async fn within(
         &self,
+        url: &Url,
         patience: Duration,
         sending: impl Future<Output = reqwest::Result<Response>>,
     ) -> Result<Response, Refusal> {
+        let proxy = self.proxies.choose(url).map_err(|e| Refusal::Config(e.to_string()))?;
         let limit = self.host.dial_timeout.unwrap_or(self.patience.dial) + patience;
-        match timeout(limit, sending).await {
+        let sent = match timeout(limit, sending).await {
             Err(_) => Err(Refusal::Silent(limit)),
             Ok(sent) => sent.map_err(refusal),
-        }
+        };
+        sent.map_err(|source| match (proxy, source) {
+            // Who did not take the connection is the proxy, or one behind it.
+            (Some(proxy), source @ Refusal::Connect(_)) => {
+                Refusal::Proxy { proxy: proxy::name(proxy), source: Box::new(source) }
+            }
+            (_, source) => source,
+        })
     }
 
     async fn check(&self, response: Response) -> Result<Response, Refusal> {

@@ -12,6 +12,8 @@ pub type Cause = Arc<dyn Error + Send + Sync>;
 pub enum Refusal {
     #[error("connect")]
     Connect(#[source] Cause),
+    #[error("proxy {proxy}")]
+    Proxy { proxy: String, source: Box<Refusal> },
     #[error("no answer within {0:?}")]
     Silent(Duration),
     #[error("no progress within {0:?}")]
@@ -68,7 +70,7 @@ impl Refusal {
                 Kind::FailedPrecondition
             }
             Self::TooLarge { .. } => Kind::Invalid,
-            Self::Token { source, .. } => source.kind(),
+            Self::Token { source, .. } | Self::Proxy { source, .. } => source.kind(),
             _ => Kind::Unavailable,
         }
     }
@@ -79,7 +81,7 @@ impl Refusal {
             Self::Connect(_) | Self::Silent(_) | Self::Stalled(_) | Self::Broken(_) => true,
             Self::Truncated { .. } => true,
             Self::Status { status, .. } => *status >= 500 || matches!(status, 408 | 429),
-            Self::Token { source, .. } => source.is_transient(),
+            Self::Token { source, .. } | Self::Proxy { source, .. } => source.is_transient(),
             _ => false,
         }
     }
@@ -87,13 +89,17 @@ impl Refusal {
     /// Whether the server could not be reached or kept us waiting: the next request will
     /// likely fare no better.
     pub fn is_hang(&self) -> bool {
-        matches!(self, Self::Connect(_) | Self::Silent(_) | Self::Stalled(_))
+        match self {
+            Self::Connect(_) | Self::Silent(_) | Self::Stalled(_) => true,
+            Self::Proxy { source, .. } => source.is_hang(),
+            _ => false,
+        }
     }
 
     pub(super) fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Status { retry_after, .. } => *retry_after,
-            Self::Token { source, .. } => source.retry_after(),
+            Self::Token { source, .. } | Self::Proxy { source, .. } => source.retry_after(),
             _ => None,
         }
     }

@@ -69,7 +69,7 @@ mod tests {
                 }
                 !named && !line.contains("_handler") && !line.contains("tcp")
             })
-            .filter(|line| !line.contains("tls_"))
+            .filter(|line| !line.contains("tls_") && !line.contains("_proxy = "))
             .map(|line| match line.strip_prefix("# ") {
                 Some(rest) if rest.contains(" = \"") => format!("{rest}\n"),
                 _ => format!("{line}\n"),

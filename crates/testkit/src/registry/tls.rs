@@ -49,7 +49,7 @@ impl Authority {
     }
 
     fn local(&self) -> Result<(rcgen::Certificate, KeyPair)> {
-        let names = ["localhost", "127.0.0.1"].map(str::to_owned);
+        let names = ["localhost", "127.0.0.1", "registry.test"].map(str::to_owned);
         let mut params = CertificateParams::new(names.to_vec())?;
         params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
         let key = KeyPair::generate()?;
