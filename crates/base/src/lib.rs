@@ -5,6 +5,7 @@
 //! here is async, and a value that exists is valid: each type checks in its parser
 //! and has no other way in.
 
+pub mod cgroup;
 mod chain;
 mod digest;
 mod hex;

@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 
-use base::Id;
+use base::{Id, cgroup::slice_dir};
 
 use crate::{
     error::{OciError, Result},
@@ -78,23 +78,6 @@ fn slice(parent: Option<&str>, pod: &Id) -> Result<String> {
         return Err(invalid(parent, "is not the name of a slice"));
     }
     Ok(name.to_owned())
-}
-
-fn slice_dir(name: &str) -> PathBuf {
-    let stem = name.strip_suffix(".slice").unwrap_or(name);
-    let mut dir = PathBuf::from("/");
-    if stem == "-" {
-        return dir;
-    }
-    let mut prefix = String::new();
-    for part in stem.split('-') {
-        if !prefix.is_empty() {
-            prefix.push('-');
-        }
-        prefix.push_str(part);
-        dir.push(format!("{prefix}.slice"));
-    }
-    dir
 }
 
 fn invalid(parent: &str, why: &str) -> OciError {

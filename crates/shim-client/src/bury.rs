@@ -6,7 +6,7 @@
 use std::{
     fs, io,
     os::unix::net::UnixStream,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     thread::sleep,
     time::Duration,
@@ -14,6 +14,7 @@ use std::{
 
 use api_shim::start::{Bootstrap, ExitRecord, Files, OciRuntime, TaskRecord, start_time};
 use jiff::Timestamp;
+use serde::Deserialize;
 use sys::{
     cgroup::{Cgroup, Layout},
     namespace::unpin,
@@ -138,7 +139,8 @@ impl Undertaker {
             let killed = process.signal(SIGKILL);
             self.note("kill a container", killed);
         }
-        if let (Some(path), Some(layout)) = (&record.cgroup, layout)
+        let intended = intended_cgroup(record);
+        if let (Some(path), Some(layout)) = (record.cgroup.as_ref().or(intended.as_ref()), layout)
             && let Some(Some(group)) = self.note("open a cgroup", Cgroup::open(layout, path))
         {
             let killed = group.kill(self.left());
@@ -150,7 +152,18 @@ impl Undertaker {
         }
         let deleted = delete(self.left());
         self.note("delete a container", deleted);
+        // The runtime, if it was cut off early, does not know what it made.
+        if let (Some(path), Some(layout)) = (&intended, layout) {
+            self.remove_cgroup(path, layout);
+        }
         process
+    }
+
+    fn remove_cgroup(&mut self, path: &Path, layout: &Layout) {
+        if let Some(Some(group)) = self.note("open a cgroup", Cgroup::open(layout, path)) {
+            let removed = group.remove(self.left());
+            self.note("remove a cgroup", removed);
+        }
     }
 
     fn end_pod(&mut self, bootstrap: &Bootstrap, layout: Option<&Layout>) {
@@ -162,11 +175,8 @@ impl Undertaker {
             self.note("wait for PID 1", ended);
         }
         self.release(&bootstrap.namespaces);
-        if let (Some(path), Some(layout)) = (&bootstrap.cgroup, layout)
-            && let Some(Some(group)) = self.note("open a cgroup", Cgroup::open(layout, path))
-        {
-            let removed = group.remove(self.left());
-            self.note("remove the shim's cgroup", removed);
+        if let (Some(path), Some(layout)) = (&bootstrap.cgroup, layout) {
+            self.remove_cgroup(path, layout);
         }
     }
 
@@ -178,6 +188,27 @@ impl Undertaker {
             self.note("release a namespace", unpin(pin));
         }
     }
+}
+
+/// Returns the cgroup that the spec of a task asks for, if the task was being created when its
+/// shim was killed: then nobody recorded where its processes are. They may outlive the runtime
+/// that made them and work in no directory of ours.
+fn intended_cgroup(record: &TaskRecord) -> Option<PathBuf> {
+    #[derive(Deserialize)]
+    struct Spec {
+        linux: Linux,
+    }
+    #[derive(Deserialize)]
+    struct Linux {
+        #[serde(rename = "cgroupsPath")]
+        cgroups_path: String,
+    }
+    if record.pid != 0 {
+        return None;
+    }
+    let spec: Spec =
+        serde_json::from_slice(&fs::read(record.bundle.join("config.json")).ok()?).ok()?;
+    base::cgroup::dir_of_spec(&spec.linux.cgroups_path).filter(|path| path != Path::new("/"))
 }
 
 /// Nobody there is fine. Returns whether it may have left a process beside PID 1 of the pod:

@@ -32,6 +32,8 @@ use crate::{
     task::Task,
 };
 
+const SIGKILL: u32 = 9;
+
 /// A shim we talk to. Clones share the connection.
 ///
 /// Every call is cancel safe: the shim finishes what it began, whoever still waits for it.
@@ -359,9 +361,16 @@ impl Shim {
         signal: u32,
         all: bool,
     ) -> Result<(), ShimError> {
-        let (id, exec_id) = (id.to_owned(), exec_id.to_owned());
-        let request = KillRequest { id, exec_id, signal, all };
-        self.inner.task.call("Kill", self.limits.quick, &request).await
+        let request = KillRequest { id: id.to_owned(), exec_id: exec_id.to_owned(), signal, all };
+        let killed = self.inner.task.call("Kill", self.limits.quick, &request).await;
+        match &self.inner.side {
+            // Some OCI runtimes leave what they kill frozen, and then it does not end.
+            Side::Foreign(streams, _) if signal == SIGKILL && exec_id.is_empty() => {
+                streams.thaw(id);
+            }
+            _ => {}
+        }
+        killed
     }
 
     async fn delete_process(&self, id: &str, exec_id: &str) -> Result<Exit, ShimError> {

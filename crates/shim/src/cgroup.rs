@@ -95,6 +95,11 @@ impl Group {
         off_thread("freeze", move || group.freeze(frozen, LIMIT)).await
     }
 
+    /// Resumes a container that is frozen, whoever froze it.
+    pub(crate) fn thaw(&self) -> Result<()> {
+        self.inner.thaw().map_err(Error::io("thaw the container"))
+    }
+
     /// Whether the OOM killer took a process of the container, ever.
     pub(crate) fn was_oom(&self) -> bool {
         // A group that systemd has removed meanwhile cannot be read: then what the watch

@@ -389,11 +389,11 @@ impl Tasks {
                 id: id.to_owned(),
             });
         }
-        // Version 1 holds a frozen process even from its death.
-        if let (SIGKILL, Phase::Paused, Some(group)) = (signal, task.phase(), group) {
-            group.freeze(false).await?;
+        // Whoever froze it: version 1 holds a frozen process even from its death.
+        match group {
+            Some(group) if signal == SIGKILL => group.thaw(),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     pub(crate) fn kill_exec(&self, id: &str, exec_id: &str, signal: i32) -> Result<()> {

@@ -23,6 +23,7 @@ use tokio::time::{Instant, timeout};
 use super::{
     Line, SandboxService, dial, launch, no_shim,
     record::{NAMESPACE, PodFile, Running, RuntimeOptions, absent_is_fine},
+    streams,
 };
 use crate::{
     Buried, Exit, ShimError,
@@ -56,8 +57,10 @@ async fn end(dir: &Path, pod: &PodFile, line: &Line, limit: Duration) -> Vec<(St
     let mut tasks = read_tasks(&Files::of(dir).tasks);
     tasks.sort_by_key(|(id, _)| *id == pod.id);
     let service = line.service(pod);
-    for (id, _) in tasks.iter().filter(|(id, _)| service.is_none() || *id != pod.id) {
-        match timeout(limit, end_task(line, id)).await {
+    let layout = Layout::detect().ok();
+    for (id, task) in tasks.iter().filter(|(id, _)| service.is_none() || *id != pod.id) {
+        let thaw = || layout.iter().for_each(|layout| streams::thaw(layout, id, task));
+        match timeout(limit, end_task(line, id, thaw)).await {
             Ok(Ok(exit)) => told.push((id.clone(), exit)),
             Ok(Err(error)) => {
                 tracing::debug!(task = id, error = %base::Chain(&error), "end a task");
@@ -86,11 +89,13 @@ async fn end(dir: &Path, pod: &PodFile, line: &Line, limit: Duration) -> Vec<(St
     told
 }
 
-async fn end_task(line: &Line, id: &str) -> Result<Exit, ShimError> {
+/// Some OCI runtimes leave what they kill frozen: `thaw` lets it end.
+async fn end_task(line: &Line, id: &str, thaw: impl FnOnce()) -> Result<Exit, ShimError> {
     let (id, exec_id) = (id.to_owned(), String::new());
     let kill = KillRequest { id: id.clone(), exec_id: String::new(), signal: 9, all: true };
     // One that ended by itself cannot be killed; its end is what counts.
     let _: Result<(), _> = line.task.call("Kill", QUICK, &kill).await;
+    thaw();
     let wait = WaitRequest { id: id.clone(), exec_id: String::new() };
     let WaitResponse { exit_status, exited_at } = line.task.wait("Wait", &wait).await?;
     let at = time("Wait", exited_at)?;

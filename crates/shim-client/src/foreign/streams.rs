@@ -23,7 +23,7 @@ use std::{
 };
 
 use api_shim::{
-    start::{ExitRecord, Files},
+    start::{ExitRecord, Files, TaskRecord},
     task::v3::{
         CloseIoRequest, CreateTaskRequest, CreateTaskResponse, DeleteRequest, DeleteResponse,
         StateRequest, StateResponse, WaitRequest, WaitResponse,
@@ -355,6 +355,15 @@ impl Streams {
         }
     }
 
+    /// Resumes a container that was killed while it was frozen. Only a warning tells of a
+    /// failure: the kill itself was done.
+    pub(crate) fn thaw(&self, id: &str) {
+        let Some(layout) = &self.inner.layout else { return };
+        if let Ok(Some(file)) = TaskFile::read(&self.inner.dir, id) {
+            thaw(layout, id, &file.task);
+        }
+    }
+
     fn was_oom(&self, id: &str) -> bool {
         if self.inner.ooms.has(id) {
             return true;
@@ -452,6 +461,15 @@ impl Streams {
         let path = layout.path_of(&Membership::of(pid).ok()?)?;
         // One that is in nobody's group of its own must not be killed by it.
         (path != Path::new("/") && Some(&path) != ours.as_ref()).then_some(path)
+    }
+}
+
+/// Resumes the task's cgroup, if it has one and that is frozen.
+pub(super) fn thaw(layout: &Layout, id: &str, task: &TaskRecord) {
+    let Some(path) = &task.cgroup else { return };
+    let thawed = Cgroup::open(layout, path).and_then(|group| group.map_or(Ok(()), |g| g.thaw()));
+    if let Err(error) = thawed {
+        tracing::warn!(task = id, error = %base::Chain(&error), "failed to thaw a killed task");
     }
 }
 

@@ -1,10 +1,11 @@
 //! Create, start, end, delete.
 
 use shim_client::{CreateTask, ShimError, TaskStatus};
+use sys::cgroup::{Cgroup, Layout};
 
 use crate::{
     keeper::{CHILDREN, LEAVINGS},
-    world::{Wish, World, lines, read_log},
+    world::{LIMIT, Wish, World, lines, read_log},
 };
 
 #[tokio::test]
@@ -117,6 +118,21 @@ async fn a_paused_container_can_be_killed() {
     let pod = world.start().await;
     let id = pod.run("c", &["sleep", "1000"], Wish::default()).await;
     pod.shim.pause(&id).await.unwrap();
+    pod.shim.kill(&id, 9, false).await.unwrap();
+    assert_eq!(pod.wait(&id).await.code, 137);
+    pod.shim.delete(&id).await.unwrap();
+    pod.finish().await;
+}
+
+/// An operator, or a checkpoint that was cut off, froze it without the shim.
+#[tokio::test]
+async fn a_container_that_others_froze_can_be_killed() {
+    let Some(world) = World::new("a_container_that_others_froze_can_be_killed") else { return };
+    let pod = world.start().await;
+    let id = pod.run("c", &["sleep", "1000"], Wish::default()).await;
+    let path = std::path::PathBuf::from(format!("{}/{id}", pod.world.cgroup()));
+    let group = Cgroup::open(&Layout::detect().unwrap(), &path).unwrap().unwrap();
+    group.freeze(true, LIMIT).unwrap();
     pod.shim.kill(&id, 9, false).await.unwrap();
     assert_eq!(pod.wait(&id).await.code, 137);
     pod.shim.delete(&id).await.unwrap();

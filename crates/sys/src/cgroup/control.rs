@@ -81,18 +81,23 @@ impl Cgroup {
                 Some(Err(e)) if !e.is(Errno::NOENT) => return Err(e),
                 _ => main.kill_each()?,
             }
-            self.thaw_to_die()?;
+            // v1 freezes harder than SIGKILL; v2 lets it through.
+            self.thaw()?;
             sleep(STEP);
         }
         Err(Error::new(format!("kill cgroup {}", main.path.display()), Errno::TIMEDOUT))
     }
 
-    /// v1 freezes harder than SIGKILL; v2 lets it through.
-    fn thaw_to_die(&self) -> Result<()> {
-        match self.with("freezer").filter(|dir| dir.version == Version::V1) {
-            Some(dir) if dir.is_frozen()? => dir.ask_frozen(false),
-            _ => Ok(()),
+    /// Resumes the group in every hierarchy where it is frozen, or on its way there, and does
+    /// not wait for it. A group that is gone, or that nothing can freeze, is fine.
+    pub fn thaw(&self) -> Result<()> {
+        let v1 = self.with("freezer").filter(|dir| dir.version == Version::V1);
+        for dir in v1.into_iter().chain(self.unified()) {
+            if dir.is_asked_to_freeze()? {
+                dir.ask_frozen(false)?;
+            }
         }
+        Ok(())
     }
 
     /// Removes the group and those below it from every hierarchy; what is gone is fine.
@@ -118,6 +123,15 @@ impl Group {
             Version::V1 => self.write("freezer.state", if frozen { "FROZEN" } else { "THAWED" }),
             Version::V2 => self.write("cgroup.freeze", if frozen { "1" } else { "0" }),
         }
+    }
+
+    /// Whether somebody asked for it, also if it has not come to a halt yet.
+    fn is_asked_to_freeze(&self) -> Result<bool> {
+        let (file, running) = match self.version {
+            Version::V1 => ("freezer.state", "THAWED"),
+            Version::V2 => ("cgroup.freeze", "0"),
+        };
+        Ok(self.read(file)?.is_some_and(|state| state.trim() != running))
     }
 
     fn is_frozen(&self) -> Result<bool> {

@@ -127,6 +127,27 @@ pub(crate) fn kills_reach_what_is_frozen(dir: &Path) {
     cgroup.remove(SOON).unwrap();
 }
 
+/// A SIGKILL that came before reaches a process when its group is thawed; to thaw what is not
+/// frozen changes nothing.
+pub(crate) fn a_thawed_group_dies_of_an_earlier_kill(dir: &Path) {
+    let v2 = v2_only();
+    for layout in [Layout::detect().unwrap()].into_iter().chain(v2) {
+        let cgroup = Cgroup::create(&layout, &group(dir), &["pids", "freezer"]).unwrap();
+        let mut child = sleepers(&cgroup);
+        cgroup.thaw().unwrap();
+        cgroup.freeze(true, SOON).unwrap();
+        cgroup.thaw().unwrap();
+        cgroup.freeze(false, SOON).expect("it runs again");
+        cgroup.freeze(true, SOON).unwrap();
+        child.kill().unwrap();
+        cgroup.thaw().unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(9));
+        cgroup.kill(SOON).unwrap();
+        cgroup.thaw().unwrap();
+        cgroup.remove(SOON).unwrap();
+    }
+}
+
 /// Set for a process that is to be [`restless`].
 pub(crate) const RESTLESS: &str = "SYS_ROOT_RESTLESS";
 

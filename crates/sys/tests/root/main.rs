@@ -75,6 +75,7 @@ const TESTS: &[Test] = tests![
         a_group_lives_and_dies,
         v2_groups_freeze_and_die,
         kills_reach_what_is_frozen,
+        a_thawed_group_dies_of_an_earlier_kill,
         threads_that_become_another_program_freeze,
         the_oom_killer_is_counted,
         groups_that_are_gone_say_so,
