@@ -4,7 +4,7 @@ use std::{os::unix::process::CommandExt, path::Path, process::Command};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::bin_dir;
+use crate::{bin_dir, confine::OciRuntime};
 
 /// Builds what it takes, then runs it with `args`.
 pub(crate) fn run(root: &Path, args: &[&str]) -> Result<()> {
@@ -20,12 +20,18 @@ pub(crate) fn run(root: &Path, args: &[&str]) -> Result<()> {
     Err(program(root, args)?.exec()).context("run conformance")
 }
 
-/// After the tests everything is built: a build without them would build it all once more,
-/// with the features that only tests ask for left out.
-pub(crate) fn stage(root: &Path) -> Result<()> {
-    let status = program(root, &[])?.status().context("run conformance")?;
-    ensure!(status.success(), "conformance: {status}");
-    Ok(())
+/// Returns the command of a stage, for the OCI runtime that it is confined to.
+///
+/// After the tests everything is built: a build without them would build it all once more, with the
+/// features that only tests ask for left out.
+pub(crate) fn with(root: &Path, runtime: Option<OciRuntime>) -> Result<Command> {
+    let args: &[&str] = match runtime {
+        Some(OciRuntime::Crun) => {
+            &["--handler=crun=crun", "--expected=crates/conformance/expected/crun-v1.txt"]
+        }
+        Some(OciRuntime::Runc) | None => &[],
+    };
+    program(root, args)
 }
 
 fn program(root: &Path, args: &[&str]) -> Result<Command> {

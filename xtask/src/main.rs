@@ -6,6 +6,7 @@
 #![expect(clippy::print_stdout, reason = "a command line tool: printing is its purpose")]
 
 mod bench;
+mod confine;
 mod conformance;
 mod demo;
 #[cfg(test)]
@@ -33,7 +34,7 @@ usage: cargo xtask COMMAND
 
   setup       install the Debian packages that are missing
   demo        start a daemon under ./.demo, ask it who it is, stop it
-  test        everything CI runs
+  test        everything CI runs, or the stages that are named after it
   check       format, lints, dependency rules, unit tests
   test-long   the tests with random and long loops at full length
   bench       all benchmarks
@@ -61,7 +62,7 @@ fn run(args: &[String]) -> Result<()> {
         ["setup"] => setup::run(),
         ["demo"] => demo::run(&root),
         ["demo-inside"] => demo::run_inside(&root),
-        ["test"] => stages::test(&root),
+        ["test", ref stages @ ..] => stages::test(&root, stages),
         ["check"] => stages::check(&root),
         ["test-long"] => stages::test_long(&root),
         ["bench"] => bench::run(&root),

@@ -11,12 +11,15 @@
 //!
 //! A stage that prints nothing for ten minutes is ended, with the test it was at.
 //!
+//! Tests with containers run with runc, and those that a runtime can break once more with crun, on hosts
+//! where it works.
+//!
 //! Tests that cannot run here say so in the file named by `LONGSHORE_SKIP_LOG`, one line
 //! `SKIPPED: name: reason` each; the lines are shown with the table, and the tests count as
 //! skipped, not as passed.
 
 use std::{
-    fs,
+    fmt, fs,
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Stdio},
     time::Duration,
@@ -25,7 +28,9 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
-    bin_dir, conformance, layers, licences,
+    bin_dir,
+    confine::OciRuntime,
+    conformance, layers, licences,
     output::{QuietLimits, drain, lines},
     tally::{Tally, failed_test},
 };
@@ -36,54 +41,76 @@ const SECOND_CHANCES: usize = 3;
 struct Stage {
     name: &'static str,
     work: Work,
+    /// The OCI runtime that containers run with, where there are any.
+    runtime: Option<OciRuntime>,
 }
 
 enum Work {
     Own(fn(&Path) -> Result<()>),
+    Conformance,
     Cargo(&'static [&'static str]),
     /// As `Cargo`, and what it prints is counted.
     Tests(&'static [&'static str]),
 }
 
-const FORMAT: Stage = Stage { name: "format", work: Work::Cargo(&["fmt", "--all", "--check"]) };
-const LAYERS: Stage = Stage { name: "layers", work: Work::Own(layers::run) };
-const LICENCES: Stage = Stage { name: "licences", work: Work::Own(licences::run) };
-const CLIPPY: Stage = Stage {
-    name: "clippy",
-    work: Work::Cargo(&[
-        "clippy",
-        "--locked",
-        "--workspace",
-        "--all-targets",
-        "--",
-        "-D",
-        "warnings",
-    ]),
-};
+const FORMAT: Stage = Stage::new("format", Work::Cargo(&["fmt", "--all", "--check"]));
+const LAYERS: Stage = Stage::new("layers", Work::Own(layers::run));
+const LICENCES: Stage = Stage::new("licences", Work::Own(licences::run));
+const CLIPPY: Stage = Stage::new(
+    "clippy",
+    Work::Cargo(&["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+);
 /// Builds apart from the tests: the table tells compiling from testing, and a stage of tests that is
 /// silent for long can only hang.
-const BUILD: Stage = Stage {
-    name: "build",
-    work: Work::Cargo(&["test", "--locked", "--workspace", "--tests", "--no-run"]),
-};
-const BUILD_UNIT: Stage = Stage {
-    name: "build",
-    work: Work::Cargo(&["test", "--locked", "--workspace", "--lib", "--bins", "--no-run"]),
-};
-const UNIT: Stage = Stage {
-    name: "unit",
-    work: Work::Tests(&["test", "--locked", "--workspace", "--lib", "--bins", "--no-fail-fast"]),
-};
+const BUILD: Stage =
+    Stage::new("build", Work::Cargo(&["test", "--locked", "--workspace", "--tests", "--no-run"]));
+const BUILD_UNIT: Stage = Stage::new(
+    "build",
+    Work::Cargo(&["test", "--locked", "--workspace", "--lib", "--bins", "--no-run"]),
+);
+const UNIT: Stage = Stage::new(
+    "unit",
+    Work::Tests(&["test", "--locked", "--workspace", "--lib", "--bins", "--no-fail-fast"]),
+);
 /// Integration and end-to-end tests: whatever lies in a `tests/`.
-const INTEGRATION: Stage = Stage {
-    name: "integration",
-    work: Work::Tests(&["test", "--locked", "--workspace", "--test", "*", "--no-fail-fast"]),
-};
+const INTEGRATION: Stage = Stage::new(
+    "integration",
+    Work::Tests(&["test", "--locked", "--workspace", "--test", "*", "--no-fail-fast"]),
+)
+.with(OciRuntime::Runc);
+/// Those of them in which containers run and whose outcome a runtime can change.
+const INTEGRATION_CRUN: Stage = Stage::new(
+    "integration-crun",
+    Work::Tests(&[
+        "test",
+        "--locked",
+        "--workspace",
+        "--no-fail-fast",
+        "--test=checkpoint",
+        "--test=cli_pods",
+        "--test=crash",
+        "--test=crictl",
+        "--test=daemon",
+        "--test=faults",
+        "--test=foreign",
+        "--test=handlers",
+        "--test=logs",
+        "--test=network",
+        "--test=pod",
+        "--test=pods",
+        "--test=sandbox",
+        "--test=spec",
+        "--test=stats",
+        "--test=streaming",
+        "--test=streams",
+    ]),
+)
+.with(OciRuntime::Crun);
 /// Without the program: the examples in its comments are shell, and its `doctest = false` does
 /// not count where doc tests are asked for by name.
-const DOC: Stage = Stage {
-    name: "doc",
-    work: Work::Tests(&[
+const DOC: Stage = Stage::new(
+    "doc",
+    Work::Tests(&[
         "test",
         "--locked",
         "--workspace",
@@ -92,12 +119,14 @@ const DOC: Stage = Stage {
         "--doc",
         "--no-fail-fast",
     ]),
-};
+);
 /// Prints its own counts; what it must pass is listed in its crate.
-const CONFORMANCE: Stage = Stage { name: "conformance", work: Work::Own(conformance::stage) };
-const LONG: Stage = Stage {
-    name: "long",
-    work: Work::Tests(&[
+const CONFORMANCE: Stage = Stage::new("conformance", Work::Conformance).with(OciRuntime::Runc);
+const CONFORMANCE_CRUN: Stage =
+    Stage::new("conformance-crun", Work::Conformance).with(OciRuntime::Crun);
+const LONG: Stage = Stage::new(
+    "long",
+    Work::Tests(&[
         "test",
         "--locked",
         "--workspace",
@@ -106,15 +135,21 @@ const LONG: Stage = Stage {
         "--",
         "--include-ignored",
     ]),
-};
+);
 
 /// What a long run multiplies. Tests have their own short defaults.
 const LONG_ENV: &[(&str, &str)] = &[("LONGSHORE_TEST_ROUNDS", "200"), ("PROPTEST_CASES", "10000")];
 
-pub(crate) fn test(root: &Path) -> Result<()> {
-    let tests = [BUILD, UNIT, INTEGRATION, DOC, CONFORMANCE];
+/// Runs all stages, or those of the given names.
+pub(crate) fn test(root: &Path, names: &[&str]) -> Result<()> {
     let checks = [FORMAT, LAYERS, LICENCES, CLIPPY];
-    let stages: Vec<_> = checks.into_iter().chain(tests).collect();
+    let tests = [BUILD, UNIT, DOC, INTEGRATION, CONFORMANCE, INTEGRATION_CRUN, CONFORMANCE_CRUN];
+    let mut stages: Vec<_> = checks.into_iter().chain(tests).collect();
+    if let Some(unknown) = names.iter().find(|name| stages.iter().all(|it| it.name != **name)) {
+        let known: Vec<_> = stages.iter().map(|stage| stage.name).collect();
+        bail!("no stage {unknown:?}; there are {}", known.join(", "));
+    }
+    stages.retain(|stage| names.is_empty() || names.contains(&stage.name));
     run(root, &stages, &[])
 }
 
@@ -138,7 +173,15 @@ struct Summary {
 struct Row {
     stage: &'static str,
     took: Duration,
-    error: Option<String>,
+    verdict: Verdict,
+}
+
+#[derive(Debug)]
+enum Verdict {
+    Ok,
+    /// The stage cannot run here, for this reason.
+    Skipped(String),
+    Red(String),
 }
 
 fn run(root: &Path, stages: &[Stage], env: &[(&str, &str)]) -> Result<()> {
@@ -148,10 +191,9 @@ fn run(root: &Path, stages: &[Stage], env: &[(&str, &str)]) -> Result<()> {
         println!("\n== {}", stage.name);
         let clock = Stopwatch::start();
         let result = stage.run(root, env, &skip_log, &mut summary);
-        let error = result.err().map(|e| format!("{e:#}"));
-        let red = error.is_some();
-        summary.rows.push(Row { stage: stage.name, took: clock.elapsed(), error });
-        if red {
+        let verdict = result.unwrap_or_else(|e| Verdict::Red(format!("{e:#}")));
+        summary.rows.push(Row { stage: stage.name, took: clock.elapsed(), verdict });
+        if summary.is_red() {
             break;
         }
     }
@@ -164,30 +206,63 @@ fn run(root: &Path, stages: &[Stage], env: &[(&str, &str)]) -> Result<()> {
 }
 
 impl Stage {
+    const fn new(name: &'static str, work: Work) -> Self {
+        Self { name, work, runtime: None }
+    }
+
+    const fn with(mut self, runtime: OciRuntime) -> Self {
+        self.runtime = Some(runtime);
+        self
+    }
+
+    /// Returns whether a host on which its runtime cannot work passes without it.
+    fn is_extra(&self) -> bool {
+        self.runtime == Some(OciRuntime::Crun)
+    }
+
     fn run(
         &self,
         root: &Path,
         env: &[(&str, &str)],
         skip_log: &SkipLog,
         summary: &mut Summary,
-    ) -> Result<()> {
+    ) -> Result<Verdict> {
+        let confinement = self.runtime.map(OciRuntime::prepare).transpose()?;
+        if let Some(confinement) = &confinement
+            && self.is_extra()
+            && let Err(e) = confinement.check(&bin_dir()?.join("longshore"))
+        {
+            return Ok(Verdict::Skipped(format!("{e:#}")));
+        }
+        let confined = |command: Command| match &confinement {
+            Some(confinement) => confinement.command(&command),
+            None => command,
+        };
         let cargo = |args: &[&str]| {
             let mut command = Command::new("cargo");
             command.current_dir(root).args(args).envs(env.iter().copied());
             command.env("LONGSHORE_SKIP_LOG", &skip_log.path).stdin(Stdio::null());
-            command
+            confined(command)
         };
-        let status = match self.work {
-            Work::Own(check) => return check(root),
-            Work::Cargo(args) => cargo(args).status().context("run cargo")?,
-            Work::Tests(args) => {
-                let mut tests = cargo(args);
-                return tests_pass(&mut tests, || cargo(&again(args)), summary);
+        match (&self.work, self.runtime) {
+            (Work::Own(check), _) => check(root)?,
+            (Work::Cargo(args), _) => succeeds(&mut cargo(args))?,
+            (Work::Tests(args), _) => {
+                tests_pass(&mut cargo(args), || cargo(&again(args)), summary)?;
             }
-        };
-        ensure!(status.success(), "cargo ended with {status}");
-        Ok(())
+            (Work::Conformance, runtime) => {
+                succeeds(&mut confined(conformance::with(root, runtime)?))?;
+            }
+        }
+        Ok(Verdict::Ok)
     }
+}
+
+fn succeeds(command: &mut Command) -> Result<()> {
+    let program = Path::new(command.get_program()).display().to_string();
+    let status = command.status().with_context(|| format!("run {program}"))?;
+    ensure!(status.success(), "{program} ended with {status}");
+    Ok(())
 }
 
 /// The arguments that run tests of the same programs one after the other; names follow.
@@ -249,11 +324,25 @@ fn count(command: &mut Command) -> Result<Counted> {
     Ok(Counted { status, tally, failed })
 }
 
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ok => f.write_str("ok"),
+            Self::Skipped(reason) => write!(f, "skipped: {reason}"),
+            Self::Red(error) => write!(f, "RED: {error}"),
+        }
+    }
+}
+
 impl Summary {
+    fn is_red(&self) -> bool {
+        self.rows.iter().any(|row| matches!(row.verdict, Verdict::Red(_)))
+    }
+
     /// Brings the count in line with what the harness cannot know.
     fn settle(&mut self) {
         self.tally.skip(self.skips.len() as u64);
-        if self.tally.failed == 0 && self.rows.iter().any(|row| row.error.is_some()) {
+        if self.tally.failed == 0 && self.is_red() {
             self.tally.failed = 1;
         }
     }
@@ -264,12 +353,10 @@ impl Summary {
         let unreliable =
             unreliable.map(|name| format!("UNRELIABLE: {name}: passed when run again\n"));
         let rows = self.rows.iter().map(|row| {
-            let verdict =
-                row.error.as_ref().map_or_else(|| "ok".to_owned(), |e| format!("RED: {e}"));
-            format!("{:<12} {:>7.1} s  {verdict}\n", row.stage, row.took.as_secs_f64())
+            format!("{:<17} {:>7.1} s  {}\n", row.stage, row.took.as_secs_f64(), row.verdict)
         });
         let total: Duration = self.rows.iter().map(|row| row.took).sum();
-        let total = format!("{:<12} {:>7.1} s\n", "total", total.as_secs_f64());
+        let total = format!("{:<17} {:>7.1} s\n", "total", total.as_secs_f64());
         skips.chain(unreliable).chain(rows).chain([total]).collect()
     }
 }
@@ -317,7 +404,8 @@ mod tests {
     }
 
     fn row(stage: &'static str, error: Option<&str>) -> Row {
-        Row { stage, took: Duration::from_millis(1250), error: error.map(str::to_owned) }
+        let verdict = error.map_or(Verdict::Ok, |error| Verdict::Red(error.to_owned()));
+        Row { stage, took: Duration::from_millis(1250), verdict }
     }
 
     #[test]
@@ -411,15 +499,33 @@ mod tests {
     #[test]
     fn the_table_shows_times_verdicts_and_skips() {
         let tally = Tally { passed: 3, failed: 0, skipped: 0 };
-        let rows = vec![row("format", None), row("unit", Some("cargo ended"))];
+        let mut rows =
+            vec![row("format", None), row("doc", None), row("unit", Some("cargo ended"))];
+        rows[1].verdict = Verdict::Skipped("no crun".to_owned());
         let skips = vec!["SKIPPED: interop: no Go".to_owned()];
         let mut summary = Summary { rows, tally, skips, ..Summary::default() };
         summary.settle();
         let want = "SKIPPED: interop: no Go\n\
-                    format           1.2 s  ok\n\
-                    unit             1.2 s  RED: cargo ended\n\
-                    total            2.5 s\n";
+                    format                1.2 s  ok\n\
+                    doc                   1.2 s  skipped: no crun\n\
+                    unit                  1.2 s  RED: cargo ended\n\
+                    total                 3.8 s\n";
         assert_eq!(summary.table(), want);
         assert_eq!(summary.tally.to_string(), "2 passed, 1 failed, 1 skipped");
+    }
+
+    /// cargo says so too, but only after all that runs before.
+    #[test]
+    fn the_tests_that_crun_runs_exist() {
+        let Work::Tests(args) = INTEGRATION_CRUN.work else { panic!("a stage of tests") };
+        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates");
+        let crates: Vec<_> = crates.read_dir().unwrap().map(|it| it.unwrap().path()).collect();
+        let exists = |test: &str| {
+            let paths = [format!("tests/{test}.rs"), format!("tests/{test}/main.rs")];
+            crates.iter().any(|krate| paths.iter().any(|path| krate.join(path).exists()))
+        };
+        for test in args.iter().filter_map(|arg| arg.strip_prefix("--test=")) {
+            assert!(exists(test), "{test}");
+        }
     }
 }
