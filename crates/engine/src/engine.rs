@@ -18,7 +18,7 @@ use crate::{
     error::{EngineError, Result},
     events::{self, Events, Subscription},
     exec::{self, ExecSession, ExecStdio},
-    files::blocking,
+    files::{blocking, read_json},
     forward,
     health::Health,
     images::Images,
@@ -475,10 +475,7 @@ impl Engine {
     pub async fn container_details(&self, id: &str) -> Result<serde_json::Value> {
         let container = self.shared.find_container(id)?;
         let path = self.shared.layout.spec(&container.pod, &container.id);
-        let spec = tokio::fs::read(&path).await.map_err(EngineError::io("read", &path))?;
-        let spec: serde_json::Value = serde_json::from_slice(&spec).map_err(|e| {
-            EngineError::failed(format!("parse {}", path.display()), base::Kind::Internal, &e)
-        })?;
+        let spec: serde_json::Value = blocking(move || read_json(&path)).await?;
         Ok(serde_json::json!({
             "sandboxID": container.pod,
             "pid": container.phase.pid().unwrap_or(0),

@@ -12,7 +12,7 @@ use shim_client::ShimError;
 use snapshot::SnapshotError;
 use store::StoreError;
 
-use crate::phase::Illegal;
+use crate::{phase::Illegal, program::ProgramFault};
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum EngineError {
@@ -62,6 +62,10 @@ pub enum EngineError {
     #[error("shim")]
     Shim(#[source] Arc<ShimError>),
 
+    /// Clients look for these words.
+    #[error("exec: {program:?}: {fault}")]
+    Program { program: String, fault: ProgramFault },
+
     #[error("kernel")]
     Kernel(#[source] Arc<sys::Error>),
 
@@ -103,7 +107,7 @@ impl EngineError {
     pub fn kind(&self) -> Kind {
         match self {
             Self::NotFound { .. } | Self::Ambiguous { .. } => Kind::NotFound,
-            Self::Invalid { .. } | Self::NoHandler(_) => Kind::Invalid,
+            Self::Invalid { .. } | Self::NoHandler(_) | Self::Program { .. } => Kind::Invalid,
             Self::NameTaken { .. } => Kind::AlreadyExists,
             Self::State { .. }
             | Self::Illegal(_)

@@ -8,14 +8,15 @@ mod output;
 use std::{sync::Arc, time::Duration};
 
 use base::Id;
-use oci::{ExecRequest, Spec};
+use oci::ExecRequest;
 use shim_client::{ExecFifos, ExecInput, ExecStreams, ExecTask, Exit, Shim, ShimError};
 use tokio::{io::AsyncReadExt, net::unix::pipe::Receiver, sync::oneshot};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
     error::{EngineError, Result},
-    files::blocking,
+    files::{blocking, read_json},
+    program,
     record::ContainerRecord,
     shared::Shared,
     view::ExecOutput,
@@ -163,6 +164,7 @@ impl Command {
     async fn start(&self, request: ExecRequest, stdio: ExecStdio) -> Result<ExecStreams> {
         let (id, exec_id) = (self.container.id.as_str(), self.exec_id.as_str());
         let tty = request.tty;
+        let program = request.command.first().cloned().unwrap_or_default();
         let process_json = self.process(request).await?;
         let dir = self.shared.layout.exec(&self.container.pod);
         let name = &exec_id[..Id::SHORT_LEN];
@@ -180,7 +182,7 @@ impl Command {
             .await?;
         if let Err(error) = self.shim.start_exec(id, exec_id).await {
             self.delete().await;
-            return Err(error.into());
+            return Err(program::explain(error, &program));
         }
         Ok(self.shim.exec_streams(id, exec_id, fifos)?)
     }
@@ -189,10 +191,7 @@ impl Command {
         let path = self.shared.layout.spec(&self.container.pod, &self.container.id);
         let shared = Arc::clone(&self.shared);
         blocking(move || {
-            let json = std::fs::read(&path).map_err(EngineError::io("read", &path))?;
-            let spec: Spec = serde_json::from_slice(&json).map_err(|e| {
-                EngineError::failed(format!("parse {}", path.display()), base::Kind::Internal, &e)
-            })?;
+            let spec = read_json(&path)?;
             let accounts = oci::Accounts::default();
             let process = oci::exec_process(&spec, &request, &accounts, &shared.config.host)?;
             Ok(serde_json::to_vec(&process).expect("a process is JSON"))

@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use serde::de::DeserializeOwned;
+
 use crate::error::{EngineError, Result};
 
 /// Runs blocking work on a thread made for it.
@@ -22,6 +24,14 @@ pub(crate) async fn blocking<T: Send + 'static>(
 pub(crate) fn make_dir(path: &Path, mode: u32) -> Result<()> {
     let made = fs::DirBuilder::new().recursive(true).mode(mode).create(path);
     made.map_err(EngineError::io("create directory", path))
+}
+
+/// Reads a file of ours. Blocking.
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
+    let text = fs::read(path).map_err(EngineError::io("read", path))?;
+    serde_json::from_slice(&text).map_err(|e| {
+        EngineError::failed(format!("parse {}", path.display()), base::Kind::Internal, &e)
+    })
 }
 
 pub(crate) fn write(path: &Path, content: &[u8], mode: u32) -> Result<()> {

@@ -35,6 +35,7 @@ mod owner;
 pub mod phase;
 mod plugins;
 mod pod;
+mod program;
 pub mod record;
 mod recover;
 pub mod request;
@@ -59,6 +60,7 @@ pub use images::{Images, PrunedImages, Unpacker};
 pub use metrics::Metrics;
 pub use nri;
 pub use plugins::{Adjusted, PluginsConfig};
+pub use program::ProgramFault;
 pub use shim_client::{
     AttachInput, AttachIo, AttachOutput, Chunk as AttachChunk, ExecInput, Stream as AttachStream,
 };

@@ -100,6 +100,14 @@ fn ended(mut child: Child) -> Output {
     child.wait_with_output().unwrap()
 }
 
+/// What cannot be executed, and why: in the same words with every OCI runtime.
+const NO_PROGRAMS: [(&str, &str); 4] = [
+    ("no-such-program", "executable file not found in $PATH"),
+    ("/no/such/program", "no such file or directory"),
+    ("/etc/passwd", "permission denied"),
+    ("/bin/busybox/program", "not a directory"),
+];
+
 #[tokio::test(flavor = "multi_thread")]
 async fn exec_tells_streams_and_exit_codes_apart() {
     let Some(stage) = Stage::new("exec_tells_streams_and_exit_codes_apart").await else { return };
@@ -115,8 +123,11 @@ async fn exec_tells_streams_and_exit_codes_apart() {
             assert!(!output.status.success());
             assert!(error.contains(&format!("exit code {code}")), "{transport}: {error}");
         }
-        let error = text(&stage.exec(transport, &id, &["/no/such/program"]).stderr);
-        assert!(error.contains("no such file"), "{transport}: {error}");
+        for (program, why) in NO_PROGRAMS {
+            // crictl quotes what it logs.
+            let error = text(&stage.exec(transport, &id, &[program]).stderr).replace('\\', "");
+            assert!(error.contains(&format!("exec: {program:?}: {why}")), "{transport}: {error}");
+        }
     }
     stage.end().await;
 }

@@ -7,7 +7,15 @@ use shim_client::{CreateTask, LogFormat, LogTarget, Shim, ShimError, Stdio};
 use tokio_util::sync::CancellationToken;
 
 use super::priorities;
-use crate::{attach, error::Result, owner::Turn, record::ContainerRecord, shared::Shared};
+use crate::{
+    attach,
+    error::{EngineError, Result},
+    files::{blocking, read_json},
+    owner::Turn,
+    program,
+    record::ContainerRecord,
+    shared::Shared,
+};
 
 pub(crate) const OPERATION: &str = "start-container";
 pub(crate) const STAGES: [&str; 4] = ["create-task", "plugins", "start-task", "started"];
@@ -41,7 +49,10 @@ pub(crate) async fn start(
         shared.plugins.start(&shared, &container, pid, &evicted).await?;
         attaching.connect(&shim, id).await;
         stage.at(STAGES[2]);
-        Ok(shim.start(id).await?)
+        match shim.start(id).await {
+            Ok(pid) => Ok(pid),
+            Err(error) => Err(refused(&shared, &container, error).await),
+        }
     };
     match started.await {
         Ok(pid) => {
@@ -71,7 +82,19 @@ async fn create(
         Err(ShimError::Refused { kind: base::Kind::AlreadyExists, .. }) => {
             Ok(shim.state(container.id.as_str()).await?.pid)
         }
-        created => Ok(created?),
+        Ok(pid) => Ok(pid),
+        Err(error) => Err(refused(shared, container, error).await),
+    }
+}
+
+/// Says of a program that could not be executed what is wrong with it.
+async fn refused(shared: &Shared, container: &ContainerRecord, error: ShimError) -> EngineError {
+    let path = shared.layout.spec(&container.pod, &container.id);
+    let spec = blocking(move || read_json::<oci::Spec>(&path)).await;
+    let args = spec.ok().and_then(|spec| spec.process().as_ref()?.args().clone());
+    match args.as_deref() {
+        Some([program, ..]) => program::explain(error, program),
+        _ => error.into(),
     }
 }
 

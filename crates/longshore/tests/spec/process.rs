@@ -171,3 +171,32 @@ async fn labels_and_profiles_that_the_host_lacks() {
     }
     world.node.finish().await.unwrap();
 }
+
+/// Clients look for these words, which differ between OCI runtimes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_that_cannot_be_executed_is_named_with_the_reason() {
+    let Some(world) = World::start("a_program_that_cannot_be_executed").await else { return };
+    let pod = world.cri.run_pod(&world.node.pod("p")).await.unwrap();
+    let sleeper = world.cri.run(&pod, world.node.sh("sleeper", "exec sleep 1000")).await.unwrap();
+    for (name, program, why) in [
+        ("in-path", "no-such-program", "executable file not found in $PATH"),
+        ("absent", "/no/such/program", "no such file or directory"),
+        ("no-program", "/etc/passwd", "permission denied"),
+        ("directory", "/bin", "permission denied"),
+        ("below", "/bin/busybox/program", "not a directory"),
+    ] {
+        let want = format!("exec: {program:?}: {why}");
+        let command = vec![program.to_owned()];
+        let config = ContainerConfig { command, ..world.node.sh(name, "") };
+        let id = world.cri.create(&pod, config).await.unwrap();
+        let refused = world.cri.start(&id).await.unwrap_err();
+        assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, &*want));
+        let status = world.cri.status(&id).await.unwrap();
+        assert_eq!((status.reason.as_str(), status.exit_code), ("StartError", 128), "{status:?}");
+        assert_eq!(status.message, want);
+
+        let refused = world.cri.exec(&sleeper, &[program]).await.unwrap_err();
+        assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, &*want));
+    }
+    world.node.finish().await.unwrap();
+}
