@@ -85,7 +85,8 @@ mod tests {
 
         let missing = "exec: \"/no\": no such file or directory";
         check("/no", &format!("{runc}exec: \"/no\": stat /no: no such file or directory"), missing);
-        let crun = "crun create: executable file `/no` not found in $PATH: No such file or directory";
+        let crun =
+            "crun create: executable file `/no` not found in $PATH: No such file or directory";
         check("/no", crun, missing);
         check("/no", "crun create: executable file `/no` not found: No such file", missing);
 

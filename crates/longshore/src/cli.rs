@@ -18,12 +18,16 @@ mod pull;
 mod rm;
 mod rootfs_image;
 mod run;
+mod screen;
 mod session;
 mod size;
+mod stats;
 mod stop;
 mod table;
 mod tail;
 mod terminal;
+mod top;
+mod usage;
 
 use std::{
     io::{self, Write},
@@ -54,6 +58,8 @@ enum Command {
     Stop(stop::Stop),
     Rm(rm::Rm),
     Inspect(inspect::Inspect),
+    Stats(stats::Stats),
+    Top(top::Top),
     Image(image::Image),
     #[command(subcommand)]
     Nri(nri::NriCommand),
@@ -102,6 +108,8 @@ impl Command {
             Self::Stop(stop) => stop.run(out),
             Self::Rm(rm) => rm.run(out),
             Self::Inspect(inspect) => inspect.run(out),
+            Self::Stats(stats) => stats.run(out),
+            Self::Top(top) => top.run(out),
             Self::Image(image) => image.run(out),
             Self::Nri(nri) => nri.run(out),
             Self::Config(config) => config.run(out),

@@ -134,6 +134,90 @@ async fn what_cannot_be_run_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn volumes_limits_and_rights_of_a_container() {
+    let name = "volumes_limits_and_rights_of_a_container";
+    let Some(node) = Node::start(name, LONGSHORE).await else { return };
+    let image = node.image().to_owned();
+    let dir = node.daemon.home().join("data");
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("file"), "of the host\n").unwrap();
+    let script = "cat /data/file; touch /data/x 2>/dev/null || echo ro; \
+                  touch /x 2>/dev/null || echo read-only";
+    let mut run = command(&node, &["run", "--rm", "-v", "./data:/data:ro", "--read-only"]);
+    let output =
+        run.args([&*image, "sh", "-c", script]).current_dir(node.daemon.home()).output().unwrap();
+    assert_eq!(text(&output.stdout), "of the host\nro\nread-only\n", "{output:?}");
+
+    let words = ["run", "-d", "--name", "small", "--memory", "64m", "--cpus", "0.5"];
+    good(&node, &[&words[..], &[&*image, "sleep", "1000"]].concat());
+    let spec: Value = serde_json::from_str(&good(&node, &["inspect", "small/busybox"])).unwrap();
+    let resources = &find(&spec, "runtimeSpec").unwrap()["linux"]["resources"];
+    assert_eq!(resources["memory"]["limit"], 64 << 20, "{resources}");
+    assert_eq!(resources["cpu"]["quota"], 50_000, "{resources}");
+
+    // Every device of the host, and all capabilities.
+    let script = "ls /dev/kmsg && grep CapEff /proc/self/status";
+    let plain = bad(&node, &["run", "--rm", &image, "ls", "/dev/kmsg"], 1);
+    assert!(plain.contains("No such file"), "{plain}");
+    let seen = good(&node, &["run", "--rm", "--privileged", &image, "sh", "-c", script]);
+    let host = fs::read_to_string("/proc/self/status").unwrap();
+    let all = host.lines().find(|line| line.starts_with("CapEff")).unwrap();
+    assert_eq!(seen.lines().nth(1), Some(all), "{seen}");
+    node.finish().await.unwrap();
+}
+
+/// The first value of this key, however deep.
+fn find<'a>(value: &'a Value, key: &str) -> Option<&'a Value> {
+    match value {
+        Value::Object(map) => {
+            map.get(key).or_else(|| map.values().find_map(|value| find(value, key)))
+        }
+        Value::Array(list) => list.iter().find_map(|value| find(value, key)),
+        _ => None,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_containers_use_is_shown_once_and_all_the_time() {
+    let name = "what_containers_use_is_shown";
+    let Some(node) = Node::start(name, LONGSHORE).await else { return };
+    let image = node.image().to_owned();
+    assert_eq!(good(&node, &["stats", "--interval", "10ms"]).lines().count(), 1);
+    let busy = ["run", "-d", "--name", "busy", "--memory", "64m", &image];
+    good(&node, &[&busy[..], &["sh", "-c", "while :; do :; done"]].concat());
+    good(&node, &["run", "-d", "--name", "idle", &image, "sleep", "1000"]);
+
+    let stats = good(&node, &["stats", "--json"]);
+    let stats: Value = serde_json::from_str(&stats).unwrap();
+    assert_eq!(
+        (&stats[0]["name"], &stats[1]["name"]),
+        (&"busy/busybox".into(), &"idle/busybox".into())
+    );
+    let cpu = |at: usize| stats[at]["cpuPercent"].as_f64().unwrap();
+    assert!(cpu(0) > cpu(1), "the busiest is first: {stats}");
+    assert!(stats[0]["memoryBytes"].as_u64().unwrap() > 0, "{stats}");
+    assert_eq!(stats[0]["memoryLimitBytes"], 64 << 20, "{stats}");
+    let by_name = good(&node, &["stats", "--sort", "name", "--interval", "10ms"]);
+    assert!(by_name.lines().nth(1).unwrap().starts_with("busy/busybox"), "{by_name}");
+
+    let words = ["top", "--json", "--count", "3", "--interval", "100ms"];
+    let top = good(&node, &words);
+    let tables: Vec<Value> = top.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(tables.len(), 3);
+    assert!(tables.iter().all(|table| table[0]["name"] == "busy/busybox"), "{top}");
+
+    let mut terminal = Terminal::open(&node, &["top", "--interval", "200ms"]);
+    terminal.resize(40, 133);
+    terminal.shows("busy/busybox");
+    terminal.type_in("n");
+    terminal.shows("idle/busybox");
+    terminal.type_in("q");
+    assert!(terminal.child.wait().unwrap().success());
+    assert_eq!(modes(&terminal.screen), terminal.before, "the user's terminal is as it was");
+    node.finish().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn input_is_passed_on_whole_to_containers_and_commands() {
     let name = "input_is_passed_on_whole_to_containers_and_commands";
     let Some(node) = Node::start(name, LONGSHORE).await else { return };

@@ -1,9 +1,4 @@
-use std::{
-    collections::BTreeMap,
-    io::{self, IsTerminal, Write},
-    process::ExitCode,
-    time::Duration,
-};
+use std::{collections::BTreeMap, io::Write, process::ExitCode, time::Duration};
 
 use api_admin::v1::{ListStagesRequest, ListStagesResponse, Stage};
 use api_cri::v1::{
@@ -17,6 +12,7 @@ use tonic::{Code, Streaming};
 use super::{
     client::{Client, DaemonArgs, Refusal, Told},
     find::{Objects, container_state, metadata, pod_metadata, pod_state, short},
+    screen::Screen,
     table::{Table, age},
 };
 
@@ -45,7 +41,6 @@ pub(super) struct Ps {
 
 /// Lists come from the daemon's memory: asking again costs little.
 const LOOK: Duration = Duration::from_millis(500);
-const CLEAR: &str = "\x1b[H\x1b[2J";
 
 impl Ps {
     pub(super) fn run(self, out: &mut impl Write) -> anyhow::Result<ExitCode> {
@@ -107,29 +102,6 @@ impl Ps {
             }
             screen.show(out, self.show_stages(&last))?;
         }
-    }
-}
-
-/// What was shown last: a terminal is drawn anew, a file grows by what is new.
-#[derive(Debug, Default)]
-struct Screen {
-    shown: Option<String>,
-}
-
-impl Screen {
-    fn show(&mut self, out: &mut impl Write, text: String) -> io::Result<()> {
-        if self.shown.as_ref() == Some(&text) {
-            return Ok(());
-        }
-        let first = self.shown.is_none();
-        match io::stdout().is_terminal() {
-            true => write!(out, "{CLEAR}{text}")?,
-            false if first => write!(out, "{text}")?,
-            false => write!(out, "\n{text}")?,
-        }
-        out.flush()?;
-        self.shown = Some(text);
-        Ok(())
     }
 }
 

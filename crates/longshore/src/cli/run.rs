@@ -6,12 +6,13 @@
 //! ```
 
 mod foreground;
+mod limits;
 mod plan;
 mod ports;
 
 use std::{io::Write, process::ExitCode};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use api_admin::v1::GetPathsRequest;
 use api_cri::v1::{
     CreateContainerRequest, ImageSpec, ImageStatusRequest, PodSandboxConfig, PullImageRequest,
@@ -37,6 +38,7 @@ use super::{
 ///
 ///     longshore run --rm -it docker.io/library/busybox sh
 ///     longshore run -d --name web -p 8080:80 docker.io/library/nginx
+///     longshore run --rm -v ./data:/data:ro --memory 64m --cpus 0.5 docker.io/library/busybox ls /data
 ///     echo hello | longshore run --rm -i docker.io/library/busybox cat
 #[derive(Clone, Debug, Args)]
 #[command(verbatim_doc_comment)]
@@ -68,6 +70,21 @@ pub(super) struct Run {
     /// Run in this directory of the container.
     #[arg(short, long, value_name = "DIR")]
     workdir: Option<String>,
+    /// Mount a path of the host; may be repeated.
+    #[arg(short, long, value_name = "HOST:CONTAINER[:ro]")]
+    volume: Vec<String>,
+    /// Let it have no more memory than this, such as 512m or 2GiB.
+    #[arg(short, long, value_name = "SIZE")]
+    memory: Option<String>,
+    /// Let it use no more CPUs than this, such as 0.5.
+    #[arg(long, value_name = "NUMBER")]
+    cpus: Option<String>,
+    /// Make the root file system of the container read-only.
+    #[arg(long)]
+    read_only: bool,
+    /// Give it all capabilities and devices of the host, and no confinement.
+    #[arg(long)]
+    privileged: bool,
     /// The host's network, or one of the pod's own, as CNI is configured [default: host]
     #[arg(long, value_enum)]
     network: Option<Network>,
@@ -111,7 +128,8 @@ impl Run {
         let client = self.daemon.connect().await?;
         let paths = client.admin().get_paths(GetPathsRequest {}).await;
         let paths = paths.told("ask the daemon for its paths")?;
-        let plan = Plan::new(&self, paths.root.as_ref())?;
+        let cwd = std::env::current_dir().context("find the current directory")?;
+        let plan = Plan::new(&self, paths.root.as_ref(), &cwd)?;
         ensure_image(&client, &self.image).await?;
         let made = Box::pin(make(&client, &plan, &self.handler)).await?;
         if self.detach {

@@ -8,12 +8,13 @@ use std::{
 use anyhow::bail;
 use api_cri::v1::{
     ContainerConfig, ContainerMetadata, ImageSpec, Int64Value, KeyValue, LinuxContainerConfig,
-    LinuxContainerSecurityContext, LinuxPodSandboxConfig, LinuxSandboxSecurityContext,
-    NamespaceMode, NamespaceOption, PodSandboxConfig, PodSandboxMetadata, PortMapping,
+    LinuxContainerResources, LinuxContainerSecurityContext, LinuxPodSandboxConfig,
+    LinuxSandboxSecurityContext, Mount, NamespaceMode, NamespaceOption, PodSandboxConfig,
+    PodSandboxMetadata, PortMapping,
 };
 use base::Id;
 
-use super::{Network, Run, ports};
+use super::{Network, Run, limits, ports};
 
 /// On pods that `longshore run` made.
 pub(in crate::cli) const LABEL: &str = "longshore.run";
@@ -34,11 +35,13 @@ pub(super) struct Plan {
     annotations: BTreeMap<String, String>,
     network: NamespaceMode,
     ports: Vec<PortMapping>,
+    mounts: Vec<Mount>,
+    resources: LinuxContainerResources,
 }
 
 impl Plan {
-    /// `root` is where the daemon keeps what survives a reboot.
-    pub(super) fn new(run: &Run, root: &Path) -> anyhow::Result<Self> {
+    /// `root` is where the daemon keeps what survives a reboot; relative volumes are meant from `cwd`.
+    pub(super) fn new(run: &Run, root: &Path, cwd: &Path) -> anyhow::Result<Self> {
         let container = short_name(&run.image);
         let name = match &run.name {
             Some(name) => checked(name)?,
@@ -57,8 +60,21 @@ impl Plan {
             (Some(Network::Host) | None, _) if ports.is_empty() => NamespaceMode::Node,
             _ => NamespaceMode::Pod,
         };
-        let run = run.clone();
-        Ok(Self { name, container, log_directory, run, env, annotations, network, ports })
+        let mounts = run.volume.iter().map(|text| limits::volume(text, cwd));
+        let mounts = mounts.collect::<anyhow::Result<_>>()?;
+        let resources = limits::resources(run.memory.as_deref(), run.cpus.as_deref())?;
+        Ok(Self {
+            name,
+            container,
+            log_directory,
+            run: run.clone(),
+            env,
+            annotations,
+            network,
+            ports,
+            mounts,
+            resources,
+        })
     }
 
     pub(super) fn full_name(&self) -> String {
@@ -91,6 +107,7 @@ impl Plan {
             linux: Some(LinuxPodSandboxConfig {
                 security_context: Some(LinuxSandboxSecurityContext {
                     namespace_options: Some(self.namespaces()),
+                    privileged: self.run.privileged,
                     ..Default::default()
                 }),
                 ..Default::default()
@@ -103,6 +120,8 @@ impl Plan {
         let Run { image, command, workdir, interactive, tty, detach, user, .. } = &self.run;
         let mut security = LinuxContainerSecurityContext {
             namespace_options: Some(self.namespaces()),
+            privileged: self.run.privileged,
+            readonly_rootfs: self.run.read_only,
             ..Default::default()
         };
         match user.as_deref().map(|user| (user, user.parse())) {
@@ -121,9 +140,10 @@ impl Plan {
             // Ours is the only input there will be, unless somebody is to attach later.
             stdin_once: *interactive && !detach,
             tty: *tty,
+            mounts: self.mounts.clone(),
             linux: Some(LinuxContainerConfig {
                 security_context: Some(security),
-                ..Default::default()
+                resources: Some(self.resources.clone()),
             }),
             ..Default::default()
         }
@@ -195,7 +215,7 @@ mod tests {
     }
 
     fn plan(words: &[&str]) -> anyhow::Result<Plan> {
-        Plan::new(&parse(words), Path::new("/root"))
+        Plan::new(&parse(words), Path::new("/root"), Path::new("/usr"))
     }
 
     #[test]
@@ -250,6 +270,21 @@ mod tests {
         let named = super::tests::plan(&["-u", "ann", "-d", "-i", "b"]).unwrap().container();
         assert!(named.stdin && !named.stdin_once, "somebody may attach later");
         assert_eq!(named.linux.unwrap().security_context.unwrap().run_as_username, "ann");
+    }
+
+    #[test]
+    fn volumes_limits_and_rights_reach_the_container() {
+        let words = ["-v", "bin:/in:ro", "--memory", "64m", "--cpus", "2", "--read-only", "b"];
+        let config = plan(&words).unwrap().container();
+        assert_eq!((&*config.mounts[0].host_path, config.mounts[0].readonly), ("/usr/bin", true));
+        let linux = config.linux.unwrap();
+        let resources = linux.resources.unwrap();
+        assert_eq!((resources.memory_limit_in_bytes, resources.cpu_quota), (64 << 20, 200_000));
+        let security = linux.security_context.unwrap();
+        assert!(security.readonly_rootfs && !security.privileged);
+        let plan = plan(&["--privileged", "b"]).unwrap();
+        let of_pod = plan.pod().linux.unwrap().security_context.unwrap().privileged;
+        assert!(of_pod && plan.container().linux.unwrap().security_context.unwrap().privileged);
     }
 
     #[test]
