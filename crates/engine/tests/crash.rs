@@ -148,7 +148,7 @@ async fn a_root_that_goes_with_its_task_is_put_back() {
 fn points_of_shims() -> Vec<String> {
     let mut points = engine::crash_points();
     if testkit::rounds(1) == 1 {
-        let parts = ["/shim/", "/network/", "start-container/"];
+        let parts = ["/shim/", "/network/", "/start-shim/", "start-container/"];
         points.retain(|point| parts.iter().any(|part| point.contains(part)));
     }
     points

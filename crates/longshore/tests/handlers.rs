@@ -3,7 +3,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use api_cri::v1::{
     ContainerConfig, ContainerState, ContainerStatsRequest, LinuxContainerConfig,
@@ -321,5 +326,71 @@ async fn what_a_handler_cannot_do_is_refused_by_name() {
     let status = cri.runtime().status(StatusRequest::default()).await.unwrap().into_inner();
     let tasks = status.runtime_handlers.iter().find(|handler| handler.name == "tasks").unwrap();
     assert!(!tasks.features.as_ref().unwrap().user_namespaces);
+    node.finish().await.unwrap();
+}
+
+/// Directories of cgroups that are named by this pod, in all hierarchies.
+fn cgroups_of(pod: &str) -> Vec<PathBuf> {
+    let dirs = |dir: &Path| -> Vec<PathBuf> {
+        let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+        let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        dirs.map(|entry| entry.path()).collect()
+    };
+    let root = PathBuf::from("/sys/fs/cgroup");
+    let parents = dirs(&root).into_iter().chain([root]);
+    let ours = ["longshore", "longshore.slice"];
+    let pods = parents.flat_map(|parent| ours.map(|name| parent.join(name)));
+    let pods = pods.flat_map(|parent| dirs(&parent));
+    pods.filter(|dir| dir.to_string_lossy().contains(pod)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_foreign_shim_that_fails_to_start_leaves_nothing() {
+    const TEST: &str = "a_foreign_shim_that_fails_to_start_leaves_nothing";
+    if installed(TEST).is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    // They work until the daemon has looked at them.
+    let broken = dir.path().join("broken");
+    let runtime = dir.path().join("runtime");
+    let script = format!(
+        "#!/bin/sh\nfor arg; do [ $arg = start -a -e {broken:?} ] && \
+         {{ echo never started >&2; exit 1; }}; done\nexec runc \"$@\"\n"
+    );
+    testkit::program(&runtime, &script);
+    let shim = dir.path().join("containerd-shim-ends-v2");
+    let script = format!(
+        "#!/bin/sh\n[ -e {broken:?} ] && {{ echo out of order >&2; exit 1; }}\n\
+         exec containerd-shim-runc-v2 \"$@\"\n"
+    );
+    testkit::program(&shim, &script);
+    let text = format!(
+        "default_handler = 'own'\n[handlers.own]\nbinary = 'runc'\n\
+         [handlers.task]\nbinary = {runtime:?}\nshim = 'io.containerd.runc.v2'\n\
+         [handlers.ends]\nbinary = 'runc'\nshim = {shim:?}\n"
+    );
+    let config = |command: &mut Command| {
+        let file = dir.path().join("config.toml");
+        fs::write(&file, text).unwrap();
+        command.arg("--config").arg(file);
+    };
+    let Some(node) = Node::start_with(TEST, LONGSHORE, config).await else { return };
+    let cri = node.cri().await.unwrap();
+    fs::write(&broken, "").unwrap();
+    for (handler, why) in [("task", "never started"), ("ends", "out of order")] {
+        // Of its own: what nobody gave the pod goes with it.
+        let mut config = node.pod(handler);
+        config.linux.as_mut().unwrap().cgroup_parent.clear();
+        let error = cri.run_pod_with(handler, &config).await.unwrap_err();
+        let message = error.message();
+        assert!(message.contains("at step \"start-shim\""), "{handler}: {message}");
+        assert!(message.contains(why), "{handler}: {message}");
+        let words = message.split(|c: char| !c.is_ascii_hexdigit());
+        let id = words.max_by_key(|word| word.len()).unwrap();
+        assert_eq!(id.len(), 64, "{message}");
+        assert_eq!(cgroups_of(id), Vec::<PathBuf>::new(), "{handler}");
+        assert_eq!(cri.pods().await.unwrap(), [], "{handler}");
+    }
     node.finish().await.unwrap();
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   directory ──> shim, with the namespaces ──> CNI ADD beside the pod's files ──> ready
-//!                       or the namespaces alone                  └─> and then the shim
+//!                 or the namespaces alone                        └─> and then the shim
 //! ```
 
 use std::{sync::Arc, time::Duration};
@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 use base::Id;
 use shim_client::Shim;
 
-use super::files;
+use super::{files, remove::remove_cgroup};
 use crate::{
     container::labels,
     controller::{self, Controller, Keeper},
@@ -28,9 +28,10 @@ use crate::{
 pub(crate) enum Step {
     Directory,
     Shim,
-    /// And beside it the files, which take no time; after it the keeper, if that is one that
-    /// wants to find the network.
+    /// And beside it the files, which take no time.
     Network,
+    /// The shim, if it is one that wants to find the network.
+    StartShim,
     /// Plugins agree that it may be ready.
     Plugins,
 }
@@ -60,13 +61,15 @@ impl Plan for MakePod {
     type Step = Step;
 
     const OPERATION: &'static str = "run-pod";
-    const STEPS: &'static [Step] = &[Step::Directory, Step::Shim, Step::Network, Step::Plugins];
+    const STEPS: &'static [Step] =
+        &[Step::Directory, Step::Shim, Step::Network, Step::StartShim, Step::Plugins];
 
     fn name(step: Step) -> &'static str {
         match step {
             Step::Directory => "directory",
             Step::Shim => "shim",
             Step::Network => "network",
+            Step::StartShim => "start-shim",
             Step::Plugins => "plugins",
         }
     }
@@ -106,6 +109,9 @@ impl Plan for MakePod {
                 let attached = network::attach(&self.shared, &self.pod);
                 let ((), ips) = tokio::try_join!(files, attached)?;
                 self.pod.ips = ips;
+                Ok(())
+            }
+            Step::StartShim => {
                 if self.shim.is_none() {
                     let keeper = Keeper::by_handler(&self.shared, &self.pod)?;
                     let shim = keeper.start(&self.pod).await?;
@@ -133,12 +139,15 @@ impl Plan for MakePod {
             }
             Step::Shim => {
                 controller::bury(&self.shared, &self.pod).await?;
-                network::release(&self.shared, &self.pod).await
+                network::release(&self.shared, &self.pod).await?;
+                remove_cgroup(&self.shared, &self.pod).await
             }
             Step::Network => {
                 network::detach(&self.shared, &self.pod, self.patience).await;
                 Ok(())
             }
+            // The network namespace outlives its shim, for the detaching.
+            Step::StartShim => controller::bury(&self.shared, &self.pod).await.map(drop),
             Step::Plugins => {
                 self.shared.plugins.undo_pod(&self.shared, &self.pod).await;
                 Ok(())

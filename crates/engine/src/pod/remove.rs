@@ -52,8 +52,9 @@ pub(crate) async fn remove(shared: Arc<Shared>, pod: Arc<PodRecord>) -> Result<(
     Ok(())
 }
 
-/// One that nobody gave us was made with its first container, for it alone.
-async fn remove_cgroup(shared: &Arc<Shared>, pod: &PodRecord) -> Result<()> {
+/// Removes the pod's cgroup, unless a client gave it: else it was made for this pod alone, with its
+/// first process or container. Idempotent.
+pub(super) async fn remove_cgroup(shared: &Arc<Shared>, pod: &PodRecord) -> Result<()> {
     if pod.request.cgroup_parent.is_some() {
         return Ok(());
     }
@@ -63,7 +64,11 @@ async fn remove_cgroup(shared: &Arc<Shared>, pod: &PodRecord) -> Result<()> {
     blocking(move || match (shared.groups.open(&path)?, driver) {
         (None, _) => Ok(()),
         (Some(group), CgroupDriver::Cgroupfs) => Ok(group.remove(limit)?),
-        (Some(_), CgroupDriver::Systemd) => stop_slice(&path, limit),
+        (Some(group), CgroupDriver::Systemd) => {
+            let stopped = stop_slice(&path, limit);
+            // What systemd does not know of was made for a first process, without containers.
+            group.remove(limit).or_else(|e| stopped.and(Err(e.into())))
+        }
     })
     .await
 }
