@@ -27,11 +27,24 @@ pub struct Description {
     #[serde(default)]
     pub cgroup: Option<PathBuf>,
     #[serde(default)]
+    pub pid1: FirstProcess,
+    #[serde(default)]
     pub log_level: LogLevel,
     /// Where the controllers are, as the daemon sees it. Finding that out means to read all
     /// mounts of the host, which would double the memory of a shim.
     #[serde(default)]
     pub hierarchies: Vec<CgroupHierarchy>,
+}
+
+/// What the first process of a shared PID namespace gets from the kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FirstProcess {
+    /// Its cgroup, made if missing and removed with it. `None`: that of the shim.
+    #[serde(default)]
+    pub cgroup: Option<PathBuf>,
+    /// `None`: as the shim's.
+    #[serde(default)]
+    pub oom_score_adj: Option<i32>,
 }
 
 /// A mounted cgroup hierarchy.
@@ -73,6 +86,9 @@ pub struct Namespaces {
     /// One PID namespace for all containers, with a PID 1 of the shim's.
     #[serde(default)]
     pub pid: bool,
+    /// Where that one is pinned; pods of earlier versions have it nowhere.
+    #[serde(default)]
+    pub pid_pin: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -123,6 +139,9 @@ pub struct Bootstrap {
     pub runtime: OciRuntime,
     #[serde(default)]
     pub cgroup: Option<PathBuf>,
+    /// As asked for, and made.
+    #[serde(default)]
+    pub pid1: FirstProcess,
 }
 
 /// Files of a shim in the pod's directory. Names are short: the path of a socket has at

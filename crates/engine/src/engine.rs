@@ -664,6 +664,7 @@ fn new_pod(id: Id, handler: String, request: PodRequest) -> PodRecord {
         created_at: Timestamp::now(),
         delivered: false,
         pid1: None,
+        pid_namespace: None,
         ips: Vec::new(),
         selinux_categories: None,
         overhead: request.overhead.clone(),

@@ -26,6 +26,10 @@ pub struct PodRecord {
     pub delivered: bool,
     /// The PID 1 of a shared PID namespace.
     pub pid1: Option<u32>,
+    /// The file that a shared PID namespace is joined by. `None` for pods that share none, and
+    /// for those of earlier versions, which did not pin it.
+    #[serde(default)]
+    pub pid_namespace: Option<PathBuf>,
     /// Its addresses while it is on a network of its own; the first is *the* address.
     #[serde(default)]
     pub ips: Vec<IpAddr>,
@@ -107,6 +111,13 @@ impl PodRecord {
     /// Not the host's.
     pub fn own_network(&self) -> bool {
         self.request.network == PodNamespace::Pod
+    }
+
+    /// Returns what containers join the pod's PID namespace by, if they share one. Pods of earlier
+    /// versions have only the number of its first process, whose death ends the pod.
+    pub(crate) fn pid_path(&self) -> Option<PathBuf> {
+        let by_number = || self.pid1.map(|pid| format!("/proc/{pid}/ns/pid").into());
+        self.pid_namespace.clone().or_else(by_number)
     }
 
     pub fn is_visible(&self) -> bool {

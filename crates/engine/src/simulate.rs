@@ -250,6 +250,7 @@ impl Simulation {
             created_at: Timestamp::now(),
             delivered: true,
             pid1: None,
+            pid_namespace: None,
             ips: Vec::new(),
             overhead: request.overhead.clone(),
             resources: request.resources.clone(),

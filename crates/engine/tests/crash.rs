@@ -114,6 +114,12 @@ async fn kill_at_every_step() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn kill_at_every_step_of_a_pod_with_a_pid_1() {
+    const TEST: &str = "kill_at_every_step_of_a_pod_with_a_pid_1";
+    kill_at(TEST, Keeper::SharedPids, points_of_shims()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn kill_at_every_step_under_a_foreign_shim() {
     const TEST: &str = "kill_at_every_step_under_a_foreign_shim";
     kill_at(TEST, Keeper::Foreign, points_of_shims()).await;

@@ -22,6 +22,7 @@ pub(crate) fn pod_record(request: PodRequest) -> PodRecord {
         created_at: time::from_unix_nanos(CREATED_AT),
         delivered: true,
         pid1: None,
+        pid_namespace: None,
         ips: Vec::new(),
         overhead: request.overhead.clone(),
         resources: request.resources.clone(),

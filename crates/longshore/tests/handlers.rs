@@ -157,6 +157,8 @@ async fn a_life_from_create_to_shutdown(node: Node, cast: Cast) {
     let cri = node.cri().await.unwrap();
     for handler in cast.handlers.iter().copied() {
         let pod = cri.run_pod_with(handler, &shared(&node, handler)).await.unwrap();
+        let pin = node.daemon.state().join("pods").join(&pod.id).join("ns/pid");
+        assert!(pin.exists(), "{handler}: containers join a file, not the number of a process");
         let status = cri.pod_status(&pod.id).await.unwrap().status.unwrap();
         assert_eq!(
             (status.state(), &*status.runtime_handler),

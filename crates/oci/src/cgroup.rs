@@ -35,6 +35,16 @@ pub fn pod_cgroup_path(driver: CgroupDriver, parent: Option<&str>, pod: &Id) -> 
     }
 }
 
+/// Returns the cgroup of the pod's own first process, inside the pod's: a plain directory with
+/// both drivers, because that process is nobody's unit.
+pub fn sandbox_cgroup_path(
+    driver: CgroupDriver,
+    parent: Option<&str>,
+    pod: &Id,
+) -> Result<PathBuf> {
+    Ok(pod_cgroup_path(driver, parent, pod)?.join(pod.as_str()))
+}
+
 /// The container's own cgroup, inside the pod's.
 pub fn container_cgroup_path(
     driver: CgroupDriver,
@@ -112,6 +122,17 @@ mod tests {
         check(Some("kubepods//./pod1/"), Ok(("/kubepods/pod1/C", "/kubepods/pod1/C")));
         check(Some("/a.slice"), Ok(("/a.slice/C", "/a.slice/C")));
         check(Some("/a/../../b"), Err("\"/a/../../b\" leaves the tree"));
+    }
+
+    #[test]
+    fn the_pods_first_process_is_below_the_pod() {
+        let check = |driver, parent, want: &str| {
+            let got = sandbox_cgroup_path(driver, parent, &id('a')).unwrap();
+            assert_eq!(got.to_string_lossy().replace(id('a').as_str(), "P"), want);
+        };
+        check(CgroupDriver::Cgroupfs, None, "/longshore/P/P");
+        check(CgroupDriver::Cgroupfs, Some("/kubepods/pod1"), "/kubepods/pod1/P");
+        check(CgroupDriver::Systemd, Some("a-b.slice"), "/a.slice/a-b.slice/P");
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub use annotations::{Classes, classes, of_sandbox as sandbox_annotations, path_
 pub use apparmor::{apparmor_profile, default_apparmor_profile, loaded_profiles};
 pub use block_io::{BlockIoClasses, FindDevices};
 pub use builder::{Built, Inputs, build};
-pub use cgroup::{CgroupPath, container_cgroup_path, pod_cgroup_path};
+pub use cgroup::{CgroupPath, container_cgroup_path, pod_cgroup_path, sandbox_cgroup_path};
 pub use devices::device_paths;
 pub use error::{OciError, Result};
 pub use facts::{
@@ -75,7 +75,7 @@ pub use request::{
     UserRef, UserRequest,
 };
 pub use resources::{Ignored, Limits, Updated, update};
-pub use sandbox::{PodInputs, SandboxInputs, build_sandbox, describe_pod};
+pub use sandbox::{PodInputs, SandboxInputs, build_sandbox, describe_pod, sandbox_oom_score_adj};
 pub use seccomp::{SeccompError, SeccompProfile, Subject};
 pub use security::check_selinux;
 pub use selinux::{SelinuxContexts, pod_categories};

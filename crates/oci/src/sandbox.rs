@@ -27,6 +27,10 @@ use crate::{
 /// Nobody's.
 const ID: u32 = 65_535;
 
+/// The OOM score adjustment of a pod's first process: with it every container of the pod would go,
+/// so it goes after nearly everything else. It is containerd's value too.
+const OOM_SCORE_ADJ: i32 = -998;
+
 /// What the sandbox of a pod is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct SandboxInputs<'a> {
@@ -106,6 +110,11 @@ pub fn describe_pod(inputs: &PodInputs<'_>) -> Result<Spec> {
     Ok(spec)
 }
 
+/// Returns the OOM score adjustment of a pod's first process, as low as this host lets us set it.
+pub fn sandbox_oom_score_adj(host: &HostFacts) -> i32 {
+    host.oom_score_floor.map_or(OOM_SCORE_ADJ, |floor| OOM_SCORE_ADJ.max(floor))
+}
+
 fn request(inputs: &SandboxInputs<'_>, pid: NamespaceMode) -> ContainerRequest {
     ContainerRequest {
         command: vec!["/pause".to_owned()],
@@ -123,7 +132,7 @@ fn request(inputs: &SandboxInputs<'_>, pid: NamespaceMode) -> ContainerRequest {
         },
         resources: Resources {
             cpu_shares: Some(2),
-            oom_score_adj: Some(-998),
+            oom_score_adj: Some(OOM_SCORE_ADJ),
             ..Resources::default()
         },
         ..ContainerRequest::default()

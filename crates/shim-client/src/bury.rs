@@ -40,7 +40,7 @@ const SIGKILL: i32 = 9;
 const REAPING: Duration = Duration::from_secs(3);
 
 /// Kills the shim if it still runs, then its containers and its PID 1, removes them from
-/// the OCI runtime, releases the namespaces and the shim's cgroup. Only the network
+/// the OCI runtime, releases the namespaces and the cgroups of the shim and of PID 1. Only the network
 /// namespace stays pinned: whoever attached it to networks detaches it first. Goes on after
 /// a failure and returns the first. [`ShimError::NotFound`]: no shim was ever ready in `dir`.
 ///
@@ -175,15 +175,16 @@ impl Undertaker {
             self.note("wait for PID 1", ended);
         }
         self.release(&bootstrap.namespaces);
-        if let (Some(path), Some(layout)) = (&bootstrap.cgroup, layout) {
-            self.remove_cgroup(path, layout);
+        if let Some(layout) = layout {
+            let groups = [&bootstrap.pid1.cgroup, &bootstrap.cgroup];
+            groups.into_iter().flatten().for_each(|path| self.remove_cgroup(path, layout));
         }
     }
 
     /// All but that of the network.
     pub(crate) fn release(&mut self, spaces: &Namespaces) {
         let user = spaces.user.as_ref().map(|user| &user.pin);
-        let pins = [spaces.ipc.as_ref(), spaces.uts.as_ref(), user];
+        let pins = [spaces.ipc.as_ref(), spaces.uts.as_ref(), spaces.pid_pin.as_ref(), user];
         for pin in pins.into_iter().flatten() {
             self.note("release a namespace", unpin(pin));
         }
@@ -287,6 +288,11 @@ pub(crate) fn read_tasks(dir: &Path) -> Vec<(String, TaskRecord)> {
 pub(crate) fn held(pid: u32, started: u64) -> Option<Pidfd> {
     let process = Pidfd::open(pid).ok()?;
     (started_at(pid) == Some(started)).then_some(process)
+}
+
+/// The same of one that has not ended: what waits for its parent to reap it is not of use.
+pub(crate) fn running(pid: u32, started: u64) -> Option<Pidfd> {
+    held(pid, started).filter(|process| !matches!(process.wait_end(Some(Duration::ZERO)), Ok(true)))
 }
 
 pub(crate) fn started_at(pid: u32) -> Option<u64> {

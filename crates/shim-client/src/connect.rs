@@ -12,10 +12,12 @@ use api_shim::{
     start::{Bootstrap, Files},
     task::v3::{ConnectRequest, ConnectResponse},
 };
+use sys::pidfd::Pidfd;
 use tokio::net::UnixStream;
 
 use crate::{
     Shim, ShimError, ShimInfo,
+    bury::running,
     own::Io,
     shim::{Side, garbled},
     task::Task,
@@ -57,7 +59,7 @@ pub(crate) async fn connect_to(
     // it answers us below: so the descriptor we open in between is of that process.
     let peer = sys::fd::peer(&stream).map_err(ShimError::io("ask who listens"))?;
     let gone = |e: sys::Error| ShimError::Gone { call: CALL, source: Some(e.into()) };
-    let pidfd: OwnedFd = sys::pidfd::Pidfd::open(peer.pid).map_err(gone)?.into();
+    let pidfd: OwnedFd = Pidfd::open(peer.pid).map_err(gone)?.into();
     let client = ttrpc::Client::new(stream);
     let task = Task::new(client.clone(), bootstrap.version);
     let task = task.ok_or_else(|| garbled("start", "an unknown version of the Task API"))?;
@@ -70,13 +72,28 @@ pub(crate) async fn connect_to(
         let source = io::Error::new(io::ErrorKind::InvalidData, said);
         return Err(ShimError::Io { doing: format!("connect to {}", dir.display()), source });
     }
+    let mut keepers = vec![pidfd];
+    keepers.extend(unwatched_first(&bootstrap)?.map(OwnedFd::from));
     let info = ShimInfo {
         pid: bootstrap.pid,
         pod_pid: bootstrap.pod_pid,
         address: bootstrap.address,
         namespaces: bootstrap.namespaces,
     };
-    Shim::new(dir, info, task, Side::Own(Io::new(client)), vec![pidfd])
+    Shim::new(dir, info, task, Side::Own(Io::new(client)), keepers)
+}
+
+/// Returns the first process of a shared PID namespace if the pod's shim is of a version that does
+/// not watch it, and so does not end with it: those did not pin the namespace either.
+fn unwatched_first(bootstrap: &Bootstrap) -> Result<Option<Pidfd>, ShimError> {
+    let Some(pid) = bootstrap.pod_pid.filter(|_| bootstrap.namespaces.pid_pin.is_none()) else {
+        return Ok(None);
+    };
+    let ended = || {
+        let source = io::Error::new(io::ErrorKind::NotFound, "the pod's first process has ended");
+        ShimError::Gone { call: CALL, source: Some(source) }
+    };
+    running(pid, bootstrap.pod_start_time).ok_or_else(ended).map(Some)
 }
 
 pub(crate) async fn open(call: &'static str, socket: &Path) -> Result<UnixStream, ShimError> {
@@ -106,6 +123,17 @@ pub(crate) fn reachable(socket: &Path) -> io::Result<(PathBuf, Option<File>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_an_earlier_version_wrote_is_understood() {
+        let written = r#"{"version": 3, "address": "unix:///s", "protocol": "ttrpc", "pid": 7,
+            "pod_pid": 8, "pod_start_time": 9, "namespaces": {"ipc": "/i", "pid": true},
+            "runtime": {"binary": "/runc", "root": "/r"}}"#;
+        let bootstrap: Bootstrap = serde_json::from_str(written).unwrap();
+        assert_eq!((bootstrap.pod_pid, bootstrap.namespaces.pid), (Some(8), true));
+        assert_eq!(bootstrap.namespaces.pid_pin, None);
+        assert_eq!(bootstrap.pid1, crate::FirstProcess::default());
+    }
 
     #[tokio::test]
     async fn an_empty_directory_has_no_shim() {

@@ -35,7 +35,11 @@ use std::{
 
 use api_shim::task::v3::{ConnectRequest, ConnectResponse, StartRequest, StartResponse};
 use parking_lot::Mutex;
-use sys::{cgroup::Layout, pidfd::Pidfd};
+use sys::{
+    cgroup::Layout,
+    namespace::{self, Namespace},
+    pidfd::Pidfd,
+};
 
 pub use bootstrap::{BootstrapForm, shim_version};
 pub(crate) use bury::bury;
@@ -49,7 +53,7 @@ pub(crate) use streams::{Inner as Pipes, Streams};
 
 use crate::{
     CreateTask, Namespaces, Shim, ShimError, ShimInfo, Stdio,
-    bury::{held, started_at},
+    bury::{running, started_at},
     connect,
     shim::Side,
     task::Task,
@@ -181,6 +185,7 @@ impl Foreign {
                 run_sandbox(&pod, config, &line, &streams, limit).await?;
             }
         }
+        pin_pids(dir, &pod)?;
         self.assemble(dir, &pod, line, streams)
     }
 
@@ -235,7 +240,7 @@ impl Foreign {
         };
         let mut keepers: Vec<OwnedFd> = vec![line.process.into()];
         if service.is_none() {
-            let process = held(sandbox.pid, sandbox.start_time).ok_or_else(sandbox_ended)?;
+            let process = running(sandbox.pid, sandbox.start_time).ok_or_else(sandbox_ended)?;
             keepers.push(process.into());
         }
         Shim::new(dir, info, line.task, Side::Foreign(streams, service), keepers)
@@ -275,6 +280,17 @@ impl Line {
             Sandboxer::Service(_) => Some(SandboxService::new(self.client.clone(), &pod.id)),
         }
     }
+}
+
+/// Pins the PID namespace of the sandbox, if containers share it. A sandbox without a process on
+/// this host has none to pin.
+fn pin_pids(dir: &Path, pod: &PodFile) -> Result<(), ShimError> {
+    let sandbox = TaskFile::read(dir, &pod.id)?.map(|file| file.task);
+    let sandbox = sandbox.filter(|task| task.pid != 0);
+    let (Some(pin), Some(sandbox)) = (&pod.namespaces.pid_pin, sandbox) else { return Ok(()) };
+    let process = running(sandbox.pid, sandbox.start_time).ok_or_else(sandbox_ended)?;
+    let pinned = namespace::pin_of(&process, sandbox.pid, Namespace::Pid, pin);
+    pinned.map_err(ShimError::io("pin the PID namespace"))
 }
 
 /// The pod as a first task.

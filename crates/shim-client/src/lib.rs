@@ -47,4 +47,4 @@ pub use start::start;
 
 pub use sys::sched::{IoPriority, Scheduler};
 
-pub use api_shim::start::{IdMap, LogLevel, Namespaces, OciRuntime, UserNs};
+pub use api_shim::start::{FirstProcess, IdMap, LogLevel, Namespaces, OciRuntime, UserNs};

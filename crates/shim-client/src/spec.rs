@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use sys::sched::{IoPriority, Scheduler};
 
-use crate::{LogLevel, Namespaces, OciRuntime};
+use crate::{FirstProcess, LogLevel, Namespaces, OciRuntime};
 
 /// A pod to start a shim for.
 #[derive(Clone, Debug)]
@@ -25,6 +25,8 @@ pub struct StartPod {
     /// The shim's own cgroup (not the pod's), made if missing. Removed by [`crate::bury`],
     /// or by the caller once the shim has ended: nobody can remove the group he is in.
     pub cgroup: Option<PathBuf>,
+    /// Of a shared PID namespace; without one it means nothing.
+    pub pid1: FirstProcess,
     pub log_level: LogLevel,
 }
 

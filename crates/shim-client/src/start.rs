@@ -77,6 +77,7 @@ fn describe(spec: &StartPod) -> Result<Vec<u8>, ShimError> {
         hostname: spec.hostname,
         sysctls: spec.sysctls,
         cgroup: spec.cgroup,
+        pid1: spec.pid1,
         log_level: spec.log_level,
         hierarchies: hierarchies()?,
     };

@@ -8,7 +8,7 @@
 //! **Invariant:** no container is created before PID 1 has said that all this is so.
 
 use std::{
-    io::{self, PipeWriter, Read, Write},
+    io::{self, PipeReader, PipeWriter, Read, Write},
     os::{fd::OwnedFd, unix::net::UnixStream},
     path::Path,
 };
@@ -21,7 +21,7 @@ use rustix::{
 use sys::{
     idmap::IdRange,
     mount::{self, Attrs, Depth, Propagation, Tmpfs},
-    namespace::{Child, Namespace, Spaces, clone_into},
+    namespace::{self, Child, Namespace, Spaces, clone_into},
     process,
 };
 
@@ -30,27 +30,41 @@ use crate::error::{Error, Result};
 /// Nobody's, and not the `nobody` that file servers use.
 const UNPRIVILEGED: u32 = 65_535;
 
-/// Makes the namespaces together with their PID 1, which is ready when this returns. Only
-/// for a process with one thread.
-pub(crate) fn spawn(mut spaces: Spaces) -> Result<Child> {
-    spaces.others.extend([Namespace::Pid, Namespace::Mount, Namespace::Cgroup]);
+/// Makes the namespaces together with their PID 1, which is ready when this returns. `place` is
+/// told its number before it does anything, and puts it where it belongs. Only for a process with
+/// one thread.
+pub(crate) fn spawn(mut spaces: Spaces, place: impl FnOnce(u32) -> Result<()>) -> Result<Child> {
+    spaces.others.extend([Namespace::Pid, Namespace::Mount]);
     let uid = unprivileged(spaces.user.as_ref().map(|maps| maps.uids()));
     let gid = unprivileged(spaces.user.as_ref().map(|maps| maps.gids()));
-    let (mut reader, writer) = io::pipe().map_err(Error::io("make a pipe"))?;
-    let child = clone_into(&spaces, vec![writer.into()], |fds| live(fds, uid, gid))
+    let (reader, writer) = io::pipe().map_err(Error::io("make a pipe"))?;
+    let (placed, mut go) = io::pipe().map_err(Error::io("make a pipe"))?;
+    let fds = vec![writer.into(), placed.into()];
+    let child = clone_into(&spaces, fds, |fds| live(fds, uid, gid))
         .map_err(Error::io("make namespaces with a PID 1"))?;
+    let begun = place(child.pid)
+        .and_then(|()| go.write_all(&[GO]).map_err(Error::io("start PID 1")))
+        .and_then(|()| await_ready(reader));
+    if let Err(error) = begun {
+        let _ = child.pidfd.signal(9);
+        let _ = child.pidfd.wait();
+        return Err(error);
+    }
+    Ok(child)
+}
+
+const GO: u8 = 1;
+const READY: u8 = 0;
+
+fn await_ready(mut reader: PipeReader) -> Result<()> {
     let mut said = [0; 256];
     let failure = match reader.read(&mut said) {
-        Ok(1) if said[0] == READY => return Ok(child),
+        Ok(1) if said[0] == READY => return Ok(()),
         Ok(len) => String::from_utf8_lossy(&said[..len]).into_owned(),
         Err(e) => e.to_string(),
     };
-    let _ = child.pidfd.signal(9);
-    let _ = child.pidfd.wait();
     Err(Error::io("harden PID 1")(io::Error::other(failure)))
 }
-
-const READY: u8 = 0;
 
 /// In a user namespace only ids with a meaning outside can be taken.
 fn unprivileged(map: Option<&[IdRange]>) -> u32 {
@@ -63,7 +77,13 @@ fn unprivileged(map: Option<&[IdRange]>) -> u32 {
 }
 
 fn live(fds: Vec<OwnedFd>, uid: u32, gid: u32) -> i32 {
-    let Some(mut report) = fds.into_iter().next().map(PipeWriter::from) else { return 1 };
+    let mut fds = fds.into_iter();
+    let (Some(report), Some(placed)) = (fds.next(), fds.next()) else { return 1 };
+    let (mut report, mut placed) = (PipeWriter::from(report), PipeReader::from(placed));
+    if placed.read_exact(&mut [0]).is_err() {
+        return 1;
+    }
+    drop(placed);
     let (exits, told) = match harden(uid, gid) {
         Ok(exits) => (exits, report.write_all(&[READY])),
         Err(error) => {
@@ -82,6 +102,8 @@ fn harden(uid: u32, gid: u32) -> Result<UnixStream> {
     let (exits, woken) = UnixStream::pair().map_err(Error::io("make a socket pair"))?;
     signal_hook::low_level::pipe::register(signal_hook::consts::SIGCHLD, woken)
         .map_err(Error::io("listen for exits"))?;
+    // Only now that it is in its own cgroup: that is the root of what it shows of them.
+    namespace::unshare_cgroups().map_err(Error::io("hide the host's cgroups"))?;
     empty_root().map_err(Error::io("leave the host's file system"))?;
     set_thread_groups(&[]).map_err(Error::io("drop groups"))?;
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));

@@ -9,16 +9,20 @@ use std::{
     fs, io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use api_shim::start::{Description, IdMap, Namespaces};
+use rustix::io::Errno;
 use sys::{
+    cgroup::{Cgroup, Layout},
     idmap::{IdMaps, IdRange},
     namespace::{self, Child, Holder, Namespace, Spaces},
-    sysctl,
+    process, sysctl,
 };
 
 use crate::{
+    cgroup,
     error::{Error, Result},
     note, pid1,
 };
@@ -27,6 +31,8 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Pod {
     first: Option<First>,
+    /// That of PID 1. Dropped after it.
+    group: Option<FirstGroup>,
     /// Has done its work once all is pinned.
     holder: Option<Holder>,
     pins: Pins,
@@ -36,6 +42,13 @@ pub(crate) struct Pod {
 #[derive(Debug)]
 struct First(Child);
 
+/// The cgroup of PID 1, which goes with it.
+#[derive(Debug)]
+struct FirstGroup {
+    layout: Layout,
+    path: PathBuf,
+}
+
 #[derive(Debug, Default)]
 struct Pins(Vec<PathBuf>);
 
@@ -44,11 +57,14 @@ impl Pod {
     pub(crate) fn make(description: &Description) -> Result<Self> {
         let wanted = &description.namespaces;
         let spaces = spaces(wanted)?;
-        let mut pod = Self { first: None, holder: None, pins: Pins::default() };
+        let mut pod = Self { first: None, group: None, holder: None, pins: Pins::default() };
         if wanted.pid {
-            let first = First(pid1::spawn(spaces)?);
+            let (group, opened) = FirstGroup::make(description)?.unzip();
+            pod.group = group;
+            let score = description.pid1.oom_score_adj;
+            let first = First(pid1::spawn(spaces, |pid| place(pid, opened, score))?);
+            let first = pod.first.insert(first);
             pod.pins.pin_all(wanted, |kind, path| first.0.pin(kind, path))?;
-            pod.first = Some(first);
         } else if spaces.user.is_some() || !spaces.others.is_empty() {
             let holder = Holder::park(&spaces).map_err(Error::io("make namespaces"))?;
             pod.pins.pin_all(wanted, |kind, path| holder.pin(kind, path))?;
@@ -67,11 +83,75 @@ impl Pod {
         self.first.as_ref().map(|first| first.0.pid)
     }
 
+    /// Returns a descriptor that becomes readable when PID 1 has ended; `None` without one.
+    pub(crate) fn watch_first(&self) -> Result<Option<OwnedFd>> {
+        let fd = self.first.as_ref().map(|first| first.0.pidfd.as_fd().try_clone_to_owned());
+        fd.transpose().map_err(Error::io("watch PID 1"))
+    }
+
     /// Ends PID 1 and releases the namespaces. Every step is tried; the first failure is
     /// told, and what is left is tried again when the pod is dropped.
     pub(crate) fn release(&mut self) -> Result<()> {
         self.first = None;
+        self.group = None;
         self.pins.release()
+    }
+
+    /// Leaves everything to whoever cleans up after the shim, as if it had been killed: the pod
+    /// has to be taken off its networks before their namespace goes.
+    pub(crate) fn abandon(&mut self) {
+        self.pins.0.clear();
+        if let Some(group) = self.group.take() {
+            group.keep();
+        }
+    }
+}
+
+/// The controllers whose figures and limits are the pod's.
+const CONTROLLERS: [&str; 4] = ["cpu", "cpuacct", "memory", "pids"];
+/// Within this the kernel lets go of the cgroup of a process that has ended.
+const GROUP_LIMIT: Duration = Duration::from_secs(1);
+
+impl FirstGroup {
+    fn make(description: &Description) -> Result<Option<(Self, Cgroup)>> {
+        let Some(path) = description.pid1.cgroup.clone() else { return Ok(None) };
+        let layout = cgroup::layout(&description.hierarchies)?;
+        let made = Cgroup::create(&layout, &path, &CONTROLLERS);
+        // From here on dropping it removes what was made, also a part of it.
+        let group = Self { layout, path };
+        let made = made.map_err(Error::on("create cgroup", &group.path))?;
+        Ok(Some((group, made)))
+    }
+
+    fn keep(mut self) {
+        self.path = PathBuf::new();
+    }
+}
+
+impl Drop for FirstGroup {
+    fn drop(&mut self) {
+        if self.path.as_os_str().is_empty() {
+            return;
+        }
+        let opened = Cgroup::open(&self.layout, &self.path);
+        let removed = opened.and_then(|group| group.map_or(Ok(()), |g| g.remove(GROUP_LIMIT)));
+        if let Err(error) = removed {
+            note::warn(Error::on("remove cgroup", &self.path)(error));
+        }
+    }
+}
+
+fn place(pid: u32, group: Option<Cgroup>, oom_score_adj: Option<i32>) -> Result<()> {
+    if let Some(group) = group {
+        group.add(pid).map_err(Error::io("put PID 1 into the pod's cgroup"))?;
+    }
+    match oom_score_adj.map_or(Ok(()), |score| process::set_oom_score_adj(pid, score)) {
+        // Without CAP_SYS_RESOURCE it cannot be below ours, which somebody raised meanwhile.
+        Err(error) if error.is(Errno::ACCESS) => {
+            note::warn(Error::io("set the OOM score of PID 1")(error));
+            Ok(())
+        }
+        set => set.map_err(Error::io("set the OOM score of PID 1")),
     }
 }
 
@@ -92,7 +172,9 @@ fn spaces(wanted: &Namespaces) -> Result<Spaces> {
     let maps = |user: &api_shim::start::UserNs| {
         IdMaps::new(ranges(&user.uids), ranges(&user.gids)).map_err(invalid)
     };
-    let others = pins(wanted).map(|(kind, _)| kind).filter(|kind| *kind != Namespace::User);
+    // PID 1 brings the PID namespace.
+    let made = |kind: &Namespace| !matches!(kind, Namespace::User | Namespace::Pid);
+    let others = pins(wanted).map(|(kind, _)| kind).filter(made);
     Ok(Spaces { user: wanted.user.as_ref().map(maps).transpose()?, others: others.collect() })
 }
 
@@ -110,6 +192,7 @@ fn pins(wanted: &Namespaces) -> impl Iterator<Item = (Namespace, &Path)> {
         (Namespace::Network, wanted.net.as_ref()),
         (Namespace::Ipc, wanted.ipc.as_ref()),
         (Namespace::Uts, wanted.uts.as_ref()),
+        (Namespace::Pid, wanted.pid_pin.as_ref().filter(|_| wanted.pid)),
     ]
     .into_iter()
     .filter_map(|(kind, path)| Some((kind, path?.as_path())))
@@ -166,6 +249,7 @@ fn furnish(description: &Description) -> Result<()> {
     }
     let sysctls = sysctl_files(sysctls, namespaces)?;
     let opened: Vec<OwnedFd> = pins(namespaces)
+        .filter(|(kind, _)| *kind != Namespace::Pid)
         .map(|(_, path)| namespace::open(path))
         .collect::<sys::Result<_>>()
         .map_err(Error::io("enter the namespaces"))?;

@@ -1,5 +1,10 @@
 //! The life of a shim that is ready: it serves until it is shut down, or until its pod is
 //! gone.
+//!
+//! A pod whose PID 1 dies is dead: nothing can be started in its PID namespace any more. The shim
+//! kills what still runs, keeps the exits on record and ends, leaving everything else as if it had
+//! been killed. So a daemon learns of it as it learns of the death of a shim, now or when it is
+//! back, and cleans up in the same way.
 
 use std::{
     fs::{self, File},
@@ -41,6 +46,20 @@ const LAST_ANSWERS: Duration = Duration::from_millis(500);
 
 /// By then whoever waited for the pod has it.
 const SETTLE: Duration = Duration::from_millis(50);
+
+/// What is killed with the pod ends within this, or the shim does not wait for it any longer.
+const LAST_EXITS: Duration = Duration::from_secs(10);
+/// Between two looks at what may have been started meanwhile.
+const KILL_AGAIN: Duration = Duration::from_millis(100);
+
+/// How the work of a shim came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The pod is released, or as far as it can be.
+    Released,
+    /// PID 1 of the pod has ended by itself; all is left to whoever cleans up after the shim.
+    PodDied,
+}
 
 /// What the handlers share.
 #[derive(Debug)]
@@ -89,13 +108,13 @@ pub(crate) fn short_path(path: &Path) -> Result<(PathBuf, Option<File>)> {
     Ok((short, Some(dir)))
 }
 
-/// Returns when the shim's work is over; the pod is released by then, or as far as it can be.
+/// Returns when the shim's work is over.
 pub(crate) fn run(
     description: &Description,
     pod: Pod,
     sockets: Sockets,
     more: impl FnOnce() -> Vec<Service>,
-) -> Result<()> {
+) -> Result<End> {
     // Few things happen at once here, and the room for events is memory of every pod.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -110,7 +129,7 @@ async fn serve(
     pod: Pod,
     sockets: Sockets,
     more: Vec<Service>,
-) -> Result<()> {
+) -> Result<End> {
     let children = reaper::children().map_err(Error::io("listen for exits"))?;
     // Only a shutdown, the end of the pod, or SIGKILL ends a shim.
     let _deaf = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()]
@@ -121,6 +140,7 @@ async fn serve(
     let records = files.tasks.clone();
     let tasks = Tasks::new(description, pod.first_pid(), io, Arc::clone(&reaper), records)?;
     let tasks = Arc::new(tasks);
+    let first = pod.watch_first()?;
     let stop = CancellationToken::new();
     let shim = Arc::new(Shim { tasks, pod: Mutex::new(pod), stop: stop.clone() });
     let server = Server::builder()
@@ -137,17 +157,46 @@ async fn serve(
         tokio::time::sleep(SETTLE).await;
         settled.pod.lock().settle();
     });
+    let mut end = End::Released;
     tokio::select! {
         biased;
         () = stop.cancelled() => {}
         () = reaper.run(children) => note::warn("no more exits are told"),
         served = server.serve(listener) => served.map_err(Error::io("serve"))?,
         () = pod_gone(&files, &shim) => note::warn("the pod's directory is gone"),
+        () = pod_died(first, &shim.tasks) => end = End::PodDied,
     }
     if timeout(LAST_ANSWERS, server.shutdown()).await.is_err() {
         server.abort();
     }
-    shim.pod.lock().release()
+    // Without its files nobody would ever clean up after us.
+    if end == End::PodDied && files.bootstrap.exists() {
+        shim.pod.lock().abandon();
+        return Ok(End::PodDied);
+    }
+    shim.pod.lock().release()?;
+    Ok(End::Released)
+}
+
+/// Returns once PID 1 of the pod has ended by itself and nothing of the pod runs any more.
+async fn pod_died(first: Option<OwnedFd>, tasks: &Tasks) {
+    let Some(first) = first else { return std::future::pending().await };
+    let watched = async { readable(first)?.readable().await.map(drop) };
+    if let Err(error) = watched.await {
+        note::warn(format_args!("watch PID 1 of the pod: {error}"));
+        return std::future::pending().await;
+    }
+    note::warn("PID 1 of the pod's PID namespace has ended: the pod ends with it");
+    let killed = async {
+        while tasks.census().0 {
+            tasks.kill_all().await;
+            // One that was being created may run by then.
+            let _ = timeout(KILL_AGAIN, tasks.none_runs()).await;
+        }
+    };
+    if timeout(LAST_EXITS, killed).await.is_err() {
+        note::warn("containers of the pod do not end: left to be cleaned up");
+    }
 }
 
 /// Nobody can find us any more, and nothing runs.

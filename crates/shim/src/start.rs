@@ -30,7 +30,7 @@ use crate::{
     note,
     pod::Pod,
     record,
-    serve::{self, Sockets},
+    serve::{self, End, Sockets},
 };
 
 /// A description is a few kilobytes.
@@ -134,9 +134,12 @@ fn become_shim(
         return 1;
     }
     let served = serve::run(description, pod, sockets, more);
-    remove_files(&files);
+    if !matches!(served, Ok(End::PodDied)) {
+        remove_files(&files);
+    }
     match served {
-        Ok(()) => 0,
+        Ok(End::Released) => 0,
+        Ok(End::PodDied) => 1,
         Err(error) => {
             note::warn(error);
             1
@@ -210,6 +213,7 @@ fn bootstrap(description: &Description, files: &Files, pod: &Pod) -> Result<Stri
         namespaces: description.namespaces.clone(),
         runtime: description.runtime.clone(),
         cgroup: description.cgroup.clone(),
+        pid1: description.pid1.clone(),
     };
     serde_json::to_string(&bootstrap).map_err(Error::io("describe the shim"))
 }

@@ -396,6 +396,16 @@ impl Tasks {
         }
     }
 
+    /// Sends SIGKILL to every process of every container that runs. Their ends tell of success.
+    pub(crate) async fn kill_all(&self) {
+        let all: Vec<_> = self.all.lock().values().cloned().collect();
+        for task in all.iter().filter(|task| task.phase() != Phase::Stopped) {
+            if let Err(error) = self.kill(&task.id, SIGKILL, true).await {
+                note::debug(error);
+            }
+        }
+    }
+
     pub(crate) fn kill_exec(&self, id: &str, exec_id: &str, signal: i32) -> Result<()> {
         let exec = self.get(id)?.exec(exec_id)?;
         let reached = match exec.process.live().filter(|_| exec.process.ended().is_none()) {

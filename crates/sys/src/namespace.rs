@@ -21,6 +21,7 @@ use std::{
         unix::fs::{MetadataExt, OpenOptionsExt},
     },
     path::Path,
+    time::Duration,
 };
 
 use rustix::{io::Errno, mount::mount_bind, thread::UnshareFlags};
@@ -34,6 +35,7 @@ use crate::{
     host::FsType,
     idmap::IdMaps,
     mount::{self, Depth, Propagation, Unmount},
+    pidfd::Pidfd,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -150,6 +152,18 @@ fn pin(source: &Path, target: &Path) -> Result<()> {
     })
 }
 
+/// Keeps a namespace of a running process alive at `target`, which must not exist yet. `pid` is the
+/// number of the process that `process` holds; `ESRCH` if that has ended, and the number may be
+/// another's.
+pub fn pin_of(process: &Pidfd, pid: u32, kind: Namespace, target: &Path) -> Result<()> {
+    let path = format!("/proc/{pid}/ns/{}", kind.name());
+    let opened = open(Path::new(&path))?;
+    if process.wait_end(Some(Duration::ZERO))? {
+        return Err(Error::new(format!("pin {path}"), Errno::SRCH));
+    }
+    pin(Path::new(&format!("/proc/self/fd/{}", opened.as_raw_fd())), target)
+}
+
 /// Lets a pinned namespace go, and removes the file. Nothing there is no error; a mount
 /// that is no namespace is not touched, and then the file cannot be removed.
 pub fn unpin(path: &Path) -> Result<()> {
@@ -159,6 +173,14 @@ pub fn unpin(path: &Path) -> Result<()> {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(on("remove", path)(e)),
         _ => Ok(()),
     }
+}
+
+/// Makes the cgroup that the calling *thread* is in the root of what it sees of them. For children
+/// of [`clone_into`] that were moved after they were made.
+pub fn unshare_cgroups() -> Result<()> {
+    // SAFETY: the contract is about CLONE_FILES, which we do not ask for.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWCGROUP) }
+        .map_err(to("unshare the cgroup namespace"))
 }
 
 /// Gives the calling *thread* a mount table of its own that nothing leaks out of or into.

@@ -353,7 +353,7 @@ pub(crate) fn pod_facts(layout: &Layout, pod: &PodRecord) -> PodFacts {
             network: own_network.then(|| layout.netns(&pod.id)),
             ipc: pinned("ipc", own_ipc),
             uts: pinned("uts", own_network),
-            pid: pod.pid1.map(|pid| format!("/proc/{pid}/ns/pid").into()),
+            pid: pod.pid_path(),
             host_pid: request.pid == PodPid::Node,
             user: pinned("user", mapping(pod).is_some()),
         },

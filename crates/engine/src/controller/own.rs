@@ -3,10 +3,11 @@
 use std::{path::PathBuf, sync::Arc};
 
 use oci::{CgroupDriver, IdMapping, UserNamespace};
-use shim_client::{IdMap, LogLevel, Namespaces, OciRuntime, Shim, StartPod, UserNs};
+use shim_client::{FirstProcess, IdMap, LogLevel, Namespaces, OciRuntime, Shim, StartPod, UserNs};
 
 use super::Controller;
 use crate::{
+    config::EngineConfig,
     error::Result,
     pod::{check, files::hostname},
     record::PodRecord,
@@ -52,7 +53,20 @@ impl Own<'_> {
             hostname: pod.own_network().then(|| hostname(&pod.request)).transpose()?,
             sysctls: check::sysctls(&self.0.config, &pod.request)?,
             cgroup: None,
+            pid1: self.first_process(pod)?,
             log_level: LogLevel::default(),
+        })
+    }
+}
+
+impl Own<'_> {
+    /// What the kernel counts the first process of a shared PID namespace to.
+    fn first_process(&self, pod: &PodRecord) -> Result<FirstProcess> {
+        let EngineConfig { cgroup_driver, host, .. } = &self.0.config;
+        let parent = pod.request.cgroup_parent.as_deref();
+        Ok(FirstProcess {
+            cgroup: Some(oci::sandbox_cgroup_path(*cgroup_driver, parent, &pod.id)?),
+            oom_score_adj: Some(oci::sandbox_oom_score_adj(host)),
         })
     }
 }
@@ -76,6 +90,7 @@ pub(super) fn namespaces(shared: &Shared, pod: &PodRecord) -> Namespaces {
         uts: pin("uts", pod.own_network()),
         user,
         pid: request.pid == PodPid::Pod,
+        pid_pin: pin("pid", request.pid == PodPid::Pod),
     }
 }
 

@@ -124,6 +124,7 @@ fn pod(phase: PodPhase) -> PodRecord {
         created_at: T,
         delivered: true,
         pid1: None,
+        pid_namespace: None,
         ips: Vec::new(),
         overhead: Default::default(),
         resources: Default::default(),

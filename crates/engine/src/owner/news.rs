@@ -297,7 +297,10 @@ impl Owner {
         if self.ending.running || !matches!(self.pod.phase, PodPhase::Ready) {
             return;
         }
-        tracing::warn!(pod = %self.pod.id, "the pod's shim died");
+        // Shims that are not ours write theirs elsewhere.
+        let log = self.shared.layout.pod(&self.pod.id).join("shim.log");
+        let log = log.exists().then(|| tracing::field::display(log.display()));
+        tracing::warn!(pod = %self.pod.id, log, "the pod's shim died, or its sandbox");
         self.lose_shim().await;
     }
 

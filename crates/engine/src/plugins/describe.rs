@@ -81,7 +81,7 @@ pub(crate) fn namespaces(layout: &Layout, pod: &PodRecord) -> Vec<(String, PathB
     ];
     let pinned = pinned.into_iter().filter(|(_, _, own)| *own);
     let pinned = pinned.map(|(kind, path, _)| (kind.to_owned(), path));
-    let pid = pod.pid1.map(|pid| ("pid".to_owned(), format!("/proc/{pid}/ns/pid").into()));
+    let pid = pod.pid_path().map(|path| ("pid".to_owned(), path));
     pinned.chain(pid).collect()
 }
 

@@ -52,7 +52,9 @@ impl MakePod {
     }
 
     fn kept_by(&mut self, shim: Arc<Shim>) {
-        self.pod.pid1 = shim.info().pod_pid;
+        let info = shim.info();
+        self.pod.pid1 = info.pod_pid;
+        self.pod.pid_namespace = info.pod_pid.and(info.namespaces.pid_pin.clone());
         self.shim = Some(shim);
     }
 }

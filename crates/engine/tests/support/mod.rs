@@ -12,7 +12,7 @@ use base::Id;
 use engine::{
     Engine, EngineConfig, EngineError, ForeignShim, Handler, Limits, SandboxKind,
     record::PinnedImage,
-    request::{CheckpointRequest, NewContainer, PodName, PodNamespace, PodRequest},
+    request::{CheckpointRequest, NewContainer, PodName, PodNamespace, PodPid, PodRequest},
     storage::{Boxed, NewRootfs, NewView, Storage},
 };
 use net::{NetConfig, SourceConfig};
@@ -47,6 +47,9 @@ pub(crate) enum Keeper {
     /// Our own shim, over a runtime that unmounts the root of what it deletes, as some shims do.
     #[allow(dead_code, reason = "not every test has another")]
     Tidy,
+    /// Our own shim, in pods whose containers share a PID namespace.
+    #[allow(dead_code, reason = "not every test has another")]
+    SharedPids,
     /// Our own shim, over youki.
     #[allow(dead_code, reason = "not every test has another")]
     Youki,
@@ -61,20 +64,22 @@ impl Keeper {
             Self::Service => "service",
             Self::Rust => "rust",
             Self::Tidy => "tidy",
+            Self::SharedPids => "shared-pids",
             Self::Youki => "youki",
         }
     }
 
     pub(crate) fn named(name: &str) -> Option<Self> {
-        let all = [Self::Own, Self::Foreign, Self::Service, Self::Rust, Self::Tidy, Self::Youki];
-        all.into_iter().find(|keeper| keeper.name() == name)
+        let own = [Self::Own, Self::Tidy, Self::SharedPids, Self::Youki];
+        let mut all = own.into_iter().chain([Self::Foreign, Self::Service, Self::Rust]);
+        all.find(|keeper| keeper.name() == name)
     }
 
     fn shim(self) -> Option<ForeignShim> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let find = |name: &str| ForeignShim::find(name, &path, None);
         let (found, sandbox) = match self {
-            Self::Own | Self::Tidy | Self::Youki => return None,
+            Self::Own | Self::Tidy | Self::SharedPids | Self::Youki => return None,
             Self::Rust => {
                 let built = RustTool::RuncShim.build().expect("a shim that was built before");
                 (find(built.to_str().expect("a path")), SandboxKind::Task)
@@ -109,7 +114,7 @@ impl Keeper {
     /// Says so where it is not.
     fn is_there(self, test: &str) -> bool {
         match self {
-            Self::Own | Self::Service | Self::Tidy => true,
+            Self::Own | Self::Service | Self::Tidy | Self::SharedPids => true,
             Self::Foreign => {
                 let there = Path::new("/usr/bin/containerd-shim-runc-v2").exists();
                 if !there {
@@ -243,6 +248,10 @@ impl Host {
                 attempt: 0,
             },
             network: PodNamespace::Pod,
+            pid: match self.keeper {
+                Keeper::SharedPids => PodPid::Pod,
+                _ => PodPid::default(),
+            },
             cgroup_parent: Some(self.cgroup.clone()),
             log_directory: Some(self.dir().join("logs")),
             ..PodRequest::default()

@@ -97,6 +97,56 @@ async fn a_killed_shim_is_noticed_and_its_containers_live_on() {
 }
 
 #[tokio::test]
+async fn a_pod_ends_with_its_pid_1() {
+    let Some(world) = World::new("a_pod_ends_with_its_pid_1") else { return };
+    let mut spec = world.spec();
+    let pin = |name: &str| Some(world.pod_dir().join(name));
+    spec.namespaces.pid = true;
+    (spec.namespaces.pid_pin, spec.namespaces.uts) = (pin("pid"), pin("uts"));
+    spec.pid1.cgroup = Some(format!("{}/first", world.cgroup()).into());
+    spec.pid1.oom_score_adj = Some(123);
+    let pod = world.start_with(&spec).await;
+    let first = pod.shim.info().pod_pid.unwrap();
+    let read = |file: &str| fs::read_to_string(format!("/proc/{first}/{file}")).unwrap();
+    assert!(read("cgroup").lines().any(|line| line.ends_with("/first")), "{}", read("cgroup"));
+    assert_eq!(read("oom_score_adj"), "123\n");
+    let path = pod.world.pod_dir().join("pid").display().to_string();
+    let wish = Wish { pid_namespace: Some(path), log: Some(pod.log("in")), ..Wish::default() };
+    let joined = pod.run("in", &["sh", "-c", "echo there; exec sleep 1000"], wish).await;
+    let apart = pod.run("out", &["sleep", "1000"], Wish::default()).await;
+    let done = pod.run("done", &["sh", "-c", "exit 11"], Wish::default()).await;
+    assert_eq!(pod.wait(&done).await.code, 11);
+
+    kill_process(pid(first), Signal::KILL).unwrap();
+    assert_eq!(pod.wait(&joined).await.code, 137, "whoever waits is told");
+    timeout(LIMIT, pod.shim.died()).await.unwrap();
+    let gone = connect(&pod.world.pod_dir(), LIMIT).await.unwrap_err();
+    assert!(matches!(gone, ShimError::Gone { .. }), "{gone}");
+    let mut buried = bury(&pod.world.pod_dir(), LIMIT).await.unwrap();
+    buried.sort_by(|a, b| a.id.cmp(&b.id));
+    let exits: Vec<_> = buried.iter().map(|b| (&*b.id, b.exit.map(|exit| exit.code))).collect();
+    assert_eq!(exits, [(&*done, Some(11)), (&*joined, Some(137)), (&*apart, Some(137))]);
+    assert_eq!(read_log(&pod.log_path("in")), lines(&[("stdout", "F", "there")]));
+    pod.world.check_empty().await;
+}
+
+/// Shims of earlier versions do not watch it: here one that cannot.
+#[tokio::test]
+async fn a_client_watches_the_pid_1_of_an_earlier_version() {
+    let Some(world) = World::new("a_client_watches_the_pid_1") else { return };
+    let mut spec = world.spec();
+    spec.namespaces.pid = true;
+    let pod = world.start_with(&spec).await;
+    let again = connect(&pod.world.pod_dir(), LIMIT).await.unwrap();
+    let (shim, first) = (pid(pod.shim.info().pid), pid(pod.shim.info().pod_pid.unwrap()));
+    kill_process(shim, Signal::STOP).unwrap();
+    kill_process(first, Signal::KILL).unwrap();
+    timeout(LIMIT, async { tokio::join!(pod.shim.died(), again.died()) }).await.unwrap();
+    bury(&pod.world.pod_dir(), LIMIT).await.unwrap();
+    pod.world.check_empty().await;
+}
+
+#[tokio::test]
 async fn a_shim_ends_with_its_directory() {
     let Some(world) = World::new("a_shim_ends_with_its_directory") else { return };
     let pod = world.start().await;

@@ -75,7 +75,9 @@ async fn a_start_that_fails_names_its_step_and_leaves_nothing() {
         spec.namespaces.net = Some(world.pod_dir().join("net"));
         spec.namespaces.uts = Some(world.pod_dir().join("uts"));
         spec.namespaces.pid = true;
+        spec.namespaces.pid_pin = Some(world.pod_dir().join("pid"));
         spec.cgroup = Some(format!("{}/shim", world.cgroup()).into());
+        spec.pid1.cgroup = Some(format!("{}/first", world.cgroup()).into());
         spec
     };
     let sysctl = |name: &str, value: &str| BTreeMap::from([(name.to_owned(), value.to_owned())]);
@@ -130,6 +132,7 @@ async fn a_user_namespace_owns_the_others() {
     spec.namespaces.ipc = Some(pin("ipc"));
     spec.namespaces.uts = Some(pin("uts"));
     spec.namespaces.pid = true;
+    spec.namespaces.pid_pin = Some(world.pod_dir().join("pid"));
     spec.hostname = Some("mapped".to_owned());
     spec.sysctls =
         BTreeMap::from([("net.ipv4.ip_unprivileged_port_start".to_owned(), "9".to_owned())]);
@@ -153,7 +156,7 @@ async fn a_user_namespace_owns_the_others() {
     join(&mut config, "network", &pin("net"));
     join(&mut config, "ipc", &pin("ipc"));
     join(&mut config, "uts", &pin("uts"));
-    join(&mut config, "pid", Path::new(&format!("/proc/{first}/ns/pid")));
+    join(&mut config, "pid", &pin("pid"));
     fs::write(bundle.join("config.json"), config.to_string()).unwrap();
     for dir in [pod.world.dir.path().join("bundles"), bundle.clone()] {
         fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
@@ -190,10 +193,9 @@ const PRY: &str = "
 
 /// What a container with these capabilities gets out of PID 1, on its stdout.
 async fn pry(pod: &Pod, name: &str, net: &Path, caps: &Value) -> Vec<String> {
-    let first = pod.shim.info().pod_pid.unwrap();
     let wish = Wish {
         log: Some(pod.log(name)),
-        pid_namespace: Some(format!("/proc/{first}/ns/pid")),
+        pid_namespace: Some(pod.world.pod_dir().join("pid").display().to_string()),
         ..Wish::default()
     };
     let id = pod.world.id(name);
@@ -220,6 +222,7 @@ async fn pid_1_shows_nothing_of_the_host() {
     let mut spec = world.spec();
     let net = world.pod_dir().join("net");
     spec.namespaces.pid = true;
+    spec.namespaces.pid_pin = Some(world.pod_dir().join("pid"));
     spec.namespaces.net = Some(net.clone());
     let pod = world.start_with(&spec).await;
     let status = "longshore-pod Uid: 65535 65535 65535 65535 CapEff: 0000000000000000";
@@ -250,9 +253,11 @@ async fn pid_1_reaps_and_the_end_of_one_container_is_not_that_of_another() {
     let Some(world) = World::new("pid_1_reaps") else { return };
     let mut spec = world.spec();
     spec.namespaces.pid = true;
+    spec.namespaces.pid_pin = Some(world.pod_dir().join("pid"));
     let pod = world.start_with(&spec).await;
     let first = pod.shim.info().pod_pid.unwrap();
-    let wish = || Wish { pid_namespace: Some(format!("/proc/{first}/ns/pid")), ..Wish::default() };
+    let path = pod.world.pod_dir().join("pid").display().to_string();
+    let wish = || Wish { pid_namespace: Some(path.clone()), ..Wish::default() };
     let other = pod.run("other", &["sleep", "1000"], wish()).await;
     // Leaves a child that outlives its parent, and one that outlives the container's first.
     let script = "(sleep 0.1 &); (sleep 1000 &); sleep 0.3";

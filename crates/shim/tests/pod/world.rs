@@ -11,8 +11,8 @@ use std::{
 use probe::{Driver, HostPaths, Settings};
 use serde_json::{Value, json};
 use shim_client::{
-    CreateTask, Exit, LogFormat, LogLevel, LogTarget, Namespaces, OciRuntime, Priorities, Shim,
-    StartPod, Stdio,
+    CreateTask, Exit, FirstProcess, LogFormat, LogLevel, LogTarget, Namespaces, OciRuntime,
+    Priorities, Shim, StartPod, Stdio,
 };
 use sys::pidfd::Pidfd;
 use tempfile::TempDir;
@@ -120,6 +120,7 @@ impl World {
             hostname: None,
             sysctls: BTreeMap::new(),
             cgroup: None,
+            pid1: FirstProcess::default(),
             log_level: LogLevel::Debug,
         }
     }

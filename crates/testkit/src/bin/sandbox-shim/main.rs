@@ -81,6 +81,7 @@ fn start(call: &Call) -> anyhow::Result<String> {
         hostname: None,
         sysctls: Default::default(),
         cgroup: None,
+        pid1: Default::default(),
         log_level: LogLevel::default(),
         hierarchies: Vec::new(),
     };
