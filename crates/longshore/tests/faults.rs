@@ -465,3 +465,39 @@ async fn a_full_disk_is_said_and_the_retry_works_when_there_is_room() {
     }
     node.finish().await.unwrap();
 }
+
+// === the death of a shim ===
+
+/// Nobody knows of the death yet, or it is being cleaned up: the call waits for that.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_killed_shim_ran_is_stopped_and_removed_at_the_first_call() {
+    let Some(mut node) = Node::start("what_a_killed_shim_ran", LONGSHORE).await else { return };
+    let cri = node.cri().await.unwrap();
+    for round in 0..5_u64 {
+        let pod = cri.run_pod(&node.pod(&format!("p{round}"))).await.unwrap();
+        let id = cri.run(&pod, node.sh("c", "exec sleep 1000")).await.unwrap();
+        let ended = cri.run(&pod, node.sh("ended", "exit 3")).await.unwrap();
+        assert_eq!(cri.exited(&ended).await.unwrap().exit_code, 3);
+        node.note_processes();
+        node.shim(&pod).unwrap().signal(Signal::KILL);
+        // From before the daemon hears of it to the midst of the cleaning.
+        tokio::time::sleep(Duration::from_millis(round * 4)).await;
+        let (removed, stopped) = tokio::join!(cri.remove(&ended), cri.stop(&id, 20));
+        removed.unwrap_or_else(|error| panic!("{round}: remove: {error}"));
+        stopped.unwrap_or_else(|error| panic!("{round}: stop: {error}"));
+        let status = cri.status(&id).await.unwrap();
+        assert_eq!(status.state(), ContainerState::ContainerExited, "{round}");
+        match round % 3 {
+            0 => cri.remove(&id).await.unwrap(),
+            1 => cri.stop_pod(&pod.id).await.unwrap(),
+            _ => cri.remove_pod(&pod.id).await.unwrap(),
+        }
+    }
+    let pod = cri.run_pod(&node.pod("removed")).await.unwrap();
+    let id = cri.run(&pod, node.sh("c", "exec sleep 1000")).await.unwrap();
+    node.note_processes();
+    node.shim(&pod).unwrap().signal(Signal::KILL);
+    cri.remove(&id).await.unwrap();
+    cri.remove_pod(&pod.id).await.unwrap();
+    node.finish().await.unwrap();
+}

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use shim_client::ShimError;
+
 use crate::{
     error::Result,
     files::{blocking, remove_dir},
@@ -16,9 +18,10 @@ pub(crate) const STAGES: [&str; 4] = ["plugins", "release", "record", "forgotten
 pub(crate) async fn release(shared: &Shared, container: &ContainerRecord) -> Result<()> {
     let (pod, id) = (container.pod, container.id);
     if let Some(shim) = shared.live.shim(pod) {
-        // Only a task that its exit handling could not delete is still known there.
+        // Only a task that its exit handling could not delete is still known there. What a shim
+        // that is gone had is cleaned up with it.
         match shim.delete(id.as_str()).await {
-            Ok(_) | Err(shim_client::ShimError::NotFound { .. }) => {}
+            Ok(_) | Err(ShimError::NotFound { .. } | ShimError::Gone { .. }) => {}
             Err(e) => return Err(e.into()),
         }
     }

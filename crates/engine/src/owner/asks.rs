@@ -441,6 +441,9 @@ impl Owner {
                 stop_signal(&container)
             }
         };
+        if self.shared.live.shim(self.pod.id).is_none() && self.is_being_ended() {
+            return Ok(Some(exited));
+        }
         let shim = self.shared.shim(self.pod.id)?;
         let id = container.id;
         self.shared.tasks.spawn(async move {
@@ -450,6 +453,12 @@ impl Owner {
             }
         });
         Ok(Some(exited))
+    }
+
+    /// Whether all containers of the pod are being killed, with nobody having to tell them: with
+    /// the pod, or as what a shim left that is gone.
+    fn is_being_ended(&self) -> bool {
+        self.burying || self.ending.running || matches!(self.pod.phase, PodPhase::Lost { .. })
     }
 
     // === the end of the pod ===

@@ -445,7 +445,11 @@ impl Owner {
         match shim {
             Some(shim) => self.watch(&shim),
             None if self.pod.phase.is_ready() => self.reconnect(),
-            None => self.settle_checkpoints(),
+            None => {
+                self.settle_checkpoints();
+                // Recovery may have failed to clean up after a lost shim; of others, nothing.
+                self.later(FIRST_RETRY, News::BuryAgain);
+            }
         }
         if !self.pod.delivered {
             self.expiry = self.expiry(None);
