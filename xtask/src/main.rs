@@ -63,6 +63,9 @@ fn run(args: &[String]) -> Result<()> {
         ["demo"] => demo::run(&root),
         ["demo-inside"] => demo::run_inside(&root),
         ["test", ref stages @ ..] => stages::test(&root, stages),
+        ["run-if-listed", list, program, ref args @ ..] => {
+            stages::run_if_listed(list, program, args)
+        }
         ["check"] => stages::check(&root),
         ["test-long"] => stages::test_long(&root),
         ["bench"] => bench::run(&root),
