@@ -44,6 +44,11 @@ impl PluginId {
         &self.text[INDEX_LEN + 1..]
     }
 
+    /// Whether somebody who says `name` means this plugin: by its bare name or by `NN-name`.
+    pub fn is_called(&self, name: &str) -> bool {
+        self.name() == name || self.as_str() == name
+    }
+
     /// Its text form.
     pub fn as_str(&self) -> &str {
         &self.text

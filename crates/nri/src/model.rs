@@ -18,13 +18,19 @@
 //! that place have left the pipeline, and visited by every request after it: each object is
 //! in its Synchronize or announced to it, and never both.
 //!
+//! A plugin whose Synchronize takes too long is *overdue*: requests that can do without it pass
+//! its lane and keep their place there. Once it is synchronised it is told of each of them, in
+//! the order of places, as soon as that request has left the pipeline. A request that failed is
+//! not told of, because the plugin has never heard of it.
+//!
 //! The model decides, the caller acts: inputs are methods, what is to be done comes back as
 //! [`Action`]s, in order.
 //!
 //! **Invariants**, explored in `model/explore.rs`: a lane that is not concurrent has one call
 //! at a time; visits to a lane are in the order of places; a request visits lanes in order,
 //! each once; as long as every call ends, every request ends. A creation that fails is undone
-//! at exactly the plugins that were called about it.
+//! at exactly the plugins that were called about it. What passed a lane is told to it once, or
+//! never if it failed, and nothing after it is told before.
 
 #[cfg(test)]
 mod explore;
@@ -66,6 +72,8 @@ pub enum Action {
     Commit { place: Place },
     /// Tell the plugin all that existed at the place it joins, then [`Pipeline::synced`].
     Synchronize { lane: Lane, at: Place },
+    /// Tell the plugin of a request that has passed it and left, then [`Pipeline::answered`].
+    Announce { place: Place, lane: Lane },
     /// A creation failed; this request undoes it at the plugins that knew of it.
     Undo { of: Place, event: Event, place: Place },
 }
@@ -93,6 +101,8 @@ pub struct Pipeline {
 struct LaneState {
     member: Member,
     phase: Phase,
+    /// Requests that can do without the plugin no longer wait for its Synchronize.
+    overdue: bool,
     /// Calls in progress.
     busy: usize,
     /// Requests that will visit, whether or not they are here yet.
@@ -102,6 +112,10 @@ struct LaneState {
     /// Requests that will come to be validated, and those that are here for it.
     expected: BTreeSet<Place>,
     validations: BTreeSet<Place>,
+    /// Requests that have passed the lane and are still in the pipeline.
+    passed: BTreeSet<Place>,
+    /// Those of them that have left it, until the plugin has been told.
+    late: BTreeSet<Place>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -121,6 +135,8 @@ struct Flight {
     /// Still to visit, first first.
     route: VecDeque<Lane>,
     validators: BTreeSet<Lane>,
+    /// Lanes that it may not pass, of those that were not synchronised when it was admitted.
+    needs: BTreeSet<Lane>,
     /// Were called.
     visited: Vec<Lane>,
 }
@@ -146,6 +162,19 @@ fn undo_of(event: Event) -> &'static [Event] {
     }
 }
 
+/// Whether a plugin can prevent what it is asked about. Of anything else every plugin is told,
+/// whatever the others say.
+pub fn is_refusable(event: Event) -> bool {
+    matches!(
+        event,
+        Event::RunPodSandbox
+            | Event::UpdatePodSandbox
+            | Event::CreateContainer
+            | Event::StartContainer
+            | Event::UpdateContainer
+    )
+}
+
 /// Whether plugins may answer with changes of other containers.
 fn may_commit(event: Event) -> bool {
     matches!(event, Event::CreateContainer | Event::UpdateContainer | Event::StopContainer)
@@ -153,8 +182,14 @@ fn may_commit(event: Event) -> bool {
 
 impl Pipeline {
     /// Gives a request its place. It will visit the plugins that have joined by now, want the
-    /// event and may see its object.
-    pub fn admit(&mut self, event: Event, sees: impl Fn(Lane) -> bool) -> (Place, Vec<Action>) {
+    /// event and may see its object. `needs` are those it waits for however long they take to
+    /// be synchronised.
+    pub fn admit(
+        &mut self,
+        event: Event,
+        sees: impl Fn(Lane) -> bool,
+        needs: impl Fn(Lane) -> bool,
+    ) -> (Place, Vec<Action>) {
         let wanted = |lane: Lane, state: &LaneState| {
             state.takes_new() && state.member.events.contains(event) && sees(lane)
         };
@@ -169,8 +204,12 @@ impl Pipeline {
                     _ => false,
                 }
         };
-        let validators = self.in_order(validates).into_iter().collect();
-        self.depart(event, route, validators)
+        let validators: BTreeSet<Lane> = self.in_order(validates).into_iter().collect();
+        let joining = |lane: &Lane| self.lanes.get(lane).is_some_and(LaneState::is_joining);
+        let needed =
+            route.iter().chain(&validators).copied().filter(|lane| joining(lane) && needs(*lane));
+        let needs = needed.collect();
+        self.depart(event, route, validators, needs)
     }
 
     /// A plugin wants to be part of it. Requests from here on will visit it.
@@ -180,11 +219,14 @@ impl Pipeline {
         let state = LaneState {
             member,
             phase: Phase::Joining(at),
+            overdue: false,
             busy: 0,
             pending: BTreeSet::new(),
             here: BTreeSet::new(),
             expected: BTreeSet::new(),
             validations: BTreeSet::new(),
+            passed: BTreeSet::new(),
+            late: BTreeSet::new(),
         };
         self.lanes.insert(lane, state);
         (lane, at, self.begin_syncs())
@@ -193,10 +235,25 @@ impl Pipeline {
     /// The plugin knows all that was there before its place.
     pub fn synced(&mut self, lane: Lane) -> Vec<Action> {
         match self.lanes.get_mut(&lane) {
-            Some(state) if state.phase == Phase::Syncing => state.phase = Phase::Active,
+            Some(state) if state.phase == Phase::Syncing => {
+                state.phase = Phase::Active;
+                state.overdue = false;
+            }
             _ => return Vec::new(),
         }
         self.pump(lane)
+    }
+
+    /// The plugin has been waited for long enough: what can do without it, here or still to
+    /// come, passes it until it is synchronised.
+    pub fn overdue(&mut self, lane: Lane) -> Vec<Action> {
+        let Some(state) = self.lanes.get_mut(&lane).filter(|state| state.is_joining()) else {
+            return Vec::new();
+        };
+        state.overdue = true;
+        let visits = [&state.pending, &state.expected, &state.validations];
+        let visits: BTreeSet<Place> = visits.into_iter().flatten().copied().collect();
+        visits.into_iter().flat_map(|place| self.pass(place, lane)).collect()
     }
 
     /// The plugin is gone. Requests that were to visit it still call it, so that the caller
@@ -204,13 +261,17 @@ impl Pipeline {
     pub fn leave(&mut self, lane: Lane) -> Vec<Action> {
         let Some(state) = self.lanes.get_mut(&lane) else { return Vec::new() };
         state.phase = Phase::Gone;
+        state.overdue = false;
+        state.passed.clear();
+        state.late.clear();
         self.pump(lane)
     }
 
-    /// A call or validation has ended, whatever became of its request meanwhile.
+    /// A call, validation or announcement has ended, whatever became of its request meanwhile.
     pub fn answered(&mut self, place: Place, lane: Lane, verdict: Verdict) -> Vec<Action> {
         if let Some(state) = self.lanes.get_mut(&lane) {
             state.busy = state.busy.saturating_sub(1);
+            state.late.remove(&place);
         }
         let mut actions = match verdict {
             Verdict::Continue => self.advance(place, lane),
@@ -248,7 +309,8 @@ impl Pipeline {
     pub fn finish(&mut self, place: Place, success: bool) -> Vec<Action> {
         let Some(flight) = self.flights.remove(&place) else { return Vec::new() };
         self.committing.remove(&place);
-        let touched = self.forget_visits(place);
+        let mut touched = self.forget_visits(place);
+        touched.extend(self.leave_behind(place, success || !is_refusable(flight.event)));
         let mut actions = Vec::new();
         if !success {
             actions.extend(self.undo(place, &flight));
@@ -263,6 +325,16 @@ impl Pipeline {
     /// be remembered.
     pub fn earliest_join(&self) -> Option<Place> {
         self.lanes.values().filter_map(|lane| lane.joining()).min()
+    }
+
+    /// Whether a plugin is still to be told of a request that has left.
+    pub fn is_late(&self, place: Place) -> bool {
+        self.lanes.values().any(|lane| lane.late.contains(&place))
+    }
+
+    /// Whether requests pass the plugin because it is not synchronised.
+    pub fn is_overdue(&self, lane: Lane) -> bool {
+        self.lanes.get(&lane).is_some_and(|lane| lane.overdue)
     }
 
     pub fn member(&self, lane: Lane) -> Option<&Member> {
@@ -318,25 +390,68 @@ impl Pipeline {
         event: Event,
         route: Vec<Lane>,
         validators: BTreeSet<Lane>,
+        needs: BTreeSet<Lane>,
     ) -> (Place, Vec<Action>) {
         let place = self.take_place();
+        let mut overdue = BTreeSet::new();
         for lane in &route {
             if let Some(state) = self.lanes.get_mut(lane) {
                 state.pending.insert(place);
+                overdue.extend(state.overdue.then_some(*lane));
             }
         }
         for lane in &validators {
             if let Some(state) = self.lanes.get_mut(lane) {
                 state.expected.insert(place);
+                overdue.extend(state.overdue.then_some(*lane));
             }
         }
         if may_commit(event) {
             self.committing.insert(place);
         }
         let (stage, visited) = (Stage::Waits, Vec::new());
-        let flight = Flight { event, stage, route: route.into(), validators, visited };
+        let flight = Flight { event, stage, route: route.into(), validators, needs, visited };
         self.flights.insert(place, flight);
+        // It is in no queue yet, so that passing brings it nowhere.
+        overdue.into_iter().for_each(|lane| drop(self.pass(place, lane)));
         (place, self.enter(place))
+    }
+
+    /// The request goes on without the lane, unless it needs it, and is told to it later.
+    fn pass(&mut self, place: Place, lane: Lane) -> Vec<Action> {
+        let (Some(flight), Some(state)) = (self.flights.get_mut(&place), self.lanes.get_mut(&lane))
+        else {
+            return Vec::new();
+        };
+        if flight.needs.contains(&lane) {
+            return Vec::new();
+        }
+        if state.pending.remove(&place) {
+            state.passed.insert(place);
+        }
+        let waits = state.here.remove(&place);
+        state.expected.remove(&place);
+        let validated = state.validations.remove(&place);
+        flight.route.retain(|at| *at != lane);
+        flight.validators.remove(&lane);
+        match (waits, validated) {
+            (true, _) => self.enter(place),
+            (_, true) => self.advance(place, lane),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The request has left the pipeline: the lanes it passed are told of it, or forget it.
+    fn leave_behind(&mut self, place: Place, tell: bool) -> Vec<Lane> {
+        let passed = self.lanes.iter_mut().filter_map(|(lane, state)| {
+            state.passed.remove(&place).then(|| {
+                if tell {
+                    state.late.insert(place);
+                }
+                *lane
+            })
+        });
+        passed.collect()
     }
 
     /// The request goes to the queue of its next lane, or to what follows the last.
@@ -435,6 +550,11 @@ impl Pipeline {
                     state.busy += 1;
                 }
             }
+            Action::Announce { lane, .. } => {
+                if let Some(state) = self.lanes.get_mut(&lane) {
+                    state.busy += 1;
+                }
+            }
             _ => {}
         }
     }
@@ -463,7 +583,7 @@ impl Pipeline {
             };
             let route: Vec<Lane> = flight.visited.iter().copied().filter(knows).collect();
             if !route.is_empty() {
-                let (place, follow) = self.depart(*event, route, BTreeSet::new());
+                let (place, follow) = self.depart(*event, route, BTreeSet::new(), BTreeSet::new());
                 actions.push(Action::Undo { of, event: *event, place });
                 actions.extend(follow);
             }
@@ -494,6 +614,11 @@ impl LaneState {
         self.phase == Phase::Gone && self.busy == 0 && visits.iter().all(|set| set.is_empty())
     }
 
+    /// Is not synchronised yet.
+    fn is_joining(&self) -> bool {
+        matches!(self.phase, Phase::Joining(_) | Phase::Syncing)
+    }
+
     fn joining(&self) -> Option<Place> {
         match self.phase {
             Phase::Joining(at) => Some(at),
@@ -503,21 +628,27 @@ impl LaneState {
 
     /// What the lane would do next, if it can do anything.
     fn next(&self, lane: Lane) -> Option<Action> {
+        // What is still to be told comes before anything after it, also to who is concurrent.
+        let owed = self.passed.first().into_iter().chain(self.late.first()).min();
         let open = match self.phase {
             Phase::Joining(_) | Phase::Syncing => return None,
-            Phase::Active => self.member.concurrent,
+            Phase::Active => self.member.concurrent && owed.is_none(),
             Phase::Gone => true,
         };
         if !open && self.busy > 0 {
             return None;
         }
         // In the order of places; only who is open to all may let one pass that is not here yet.
-        let first = self.here.first();
-        let call = first.filter(|place| open || self.pending.first() == Some(place));
-        let validation = self.validations.first();
-        match (call.copied(), validation.copied()) {
-            (Some(call), Some(place)) if place < call => Some(Action::Validate { place, lane }),
-            (Some(place), _) => Some(Action::Call { place, lane }),
+        let (first, coming) = (self.here.first(), self.pending.first());
+        let call = first.filter(|place| open || coming == Some(place));
+        let call = call.filter(|place| owed.is_none_or(|owed| *place < owed));
+        let announce = self.late.first().filter(|place| owed == Some(place));
+        let announce = announce.filter(|place| coming.is_none_or(|coming| *place < coming));
+        let (call, announce) = (call.copied(), announce.copied());
+        match (call.or(announce), self.validations.first().copied()) {
+            (Some(next), Some(place)) if place < next => Some(Action::Validate { place, lane }),
+            (Some(place), _) if call.is_some() => Some(Action::Call { place, lane }),
+            (Some(place), _) => Some(Action::Announce { place, lane }),
             (None, Some(place)) => Some(Action::Validate { place, lane }),
             (None, None) => None,
         }

@@ -23,6 +23,7 @@ use crate::{
     metrics::{Metrics, PluginMetrics},
     settings::{OnFailure, PluginPolicy},
     tally::{Calls, Tally},
+    watch::whole,
 };
 
 /// Where a plugin came from.
@@ -98,11 +99,12 @@ struct Attention {
     misses: AtomicU32,
 }
 
-/// Its policy, and the time it has for an answer.
+/// Its policy, and the time it has for an answer and for a Synchronize.
 #[derive(Clone, Debug)]
 pub(crate) struct Treatment {
     pub(crate) policy: PluginPolicy,
     pub(crate) limit: Duration,
+    pub(crate) sync_limit: Duration,
 }
 
 /// What [`Peer::new`] needs to know.
@@ -473,7 +475,15 @@ impl Patience {
 }
 
 impl Failure {
-    fn of(error: ttrpc::Error, took: Duration, limit: Duration) -> Self {
+    /// The reason in words.
+    pub(crate) fn why(&self) -> String {
+        match self {
+            Self::Refused(status) => status.message.clone(),
+            Self::Silent(silence) => whole(silence),
+        }
+    }
+
+    pub(crate) fn of(error: ttrpc::Error, took: Duration, limit: Duration) -> Self {
         // A plugin that gives up at its limit is as slow as one that we give up on; which of
         // the two clocks is first must not matter.
         let near = limit.mul_f64(0.95);

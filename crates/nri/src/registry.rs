@@ -145,7 +145,7 @@ mod tests {
 
     fn places<const N: usize>() -> [Place; N] {
         let mut pipeline = Pipeline::default();
-        [(); N].map(|()| pipeline.admit(nri_wire::api::Event::StopContainer, |_| true).0)
+        [(); N].map(|()| pipeline.admit(nri_wire::api::Event::StopContainer, |_| true, |_| false).0)
     }
 
     fn ids<'a>(objects: impl Iterator<Item = (&'a str, &'a Arc<u8>)>) -> Vec<&'a str> {

@@ -17,6 +17,7 @@
 //! the registry from the moment its creation leaves the pipeline, in the same critical
 //! section, so that no join falls between the two.
 
+mod announce;
 mod changes;
 mod dispatch;
 mod flight;
@@ -47,7 +48,7 @@ pub use join::JoinError;
 pub use launch::LaunchError;
 pub use requests::{Ask, Created};
 
-use self::{flight::Flight, join::Arrival};
+use self::{announce::Announcement, flight::Flight, join::Arrival};
 use crate::{
     domain::Domain,
     journal::Journal,
@@ -65,6 +66,9 @@ use crate::{
 /// Requests on their way, those nobody waits for included. One more waits for room before it
 /// gets its place.
 const MAX_IN_FLIGHT: usize = 4096;
+/// Requests that are kept to be announced to plugins that are still being synchronised. Beyond
+/// them such plugins are dropped.
+const MAX_LATE: usize = 4096;
 
 /// How long requests on their way have to end when we stop.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -185,6 +189,8 @@ struct State {
     pods: Table<PodRecord>,
     containers: Table<ContainerRecord>,
     flights: HashMap<Place, Flight>,
+    /// Requests that have left, and that a plugin they passed is still to be told of.
+    late: BTreeMap<Place, Arc<Announcement>>,
     peers: BTreeMap<Lane, Arc<Peer>>,
     active: BTreeSet<Lane>,
     /// Those who wait for a plugin to be synchronised.
@@ -358,7 +364,7 @@ impl Nri {
     ///
     /// Cancel safe.
     pub async fn restart(&self, name: &str) -> Result<Restarted, RestartError> {
-        let called = |id: &PluginId| id.name() == name || id.to_string() == name;
+        let called = |id: &PluginId| id.is_called(name);
         let launched = {
             let services = self.shared.services.lock();
             let mut found = services.launched.values().filter(|one| called(one.id()));
@@ -443,7 +449,7 @@ impl Shared {
     async fn idle(&self) {
         loop {
             let told = self.idle.notified();
-            if self.state.lock().flights.is_empty() {
+            if self.state.lock().is_idle() {
                 return;
             }
             told.await;

@@ -31,6 +31,8 @@ pub struct Settings {
     pub registration_timeout: Duration,
     /// For one answer, where the plugin's policy says nothing.
     pub request_timeout: Duration,
+    /// Time limit of one Synchronize with all its parts, where the plugin's policy says nothing.
+    pub synchronize_timeout: Duration,
     /// For one change of a container that plugins asked for.
     pub change_timeout: Duration,
     /// For one eviction: until its process has exited.
@@ -60,6 +62,8 @@ pub enum Duplicates {
 pub struct PluginPolicy {
     /// For one answer.
     pub request_timeout: Option<Duration>,
+    /// Time limit of one Synchronize with all its parts.
+    pub synchronize_timeout: Option<Duration>,
     /// `None`: a refusal fails the request, silence does if the plugin says so of itself.
     pub on_failure: Option<OnFailure>,
     /// How often in a row it may be too slow before it is dropped. `None`: once, or for ever if
@@ -127,6 +131,7 @@ impl Default for Settings {
             show_stderr: false,
             registration_timeout: defaults::REGISTRATION_TIMEOUT,
             request_timeout: defaults::REQUEST_TIMEOUT,
+            synchronize_timeout: Duration::from_secs(30),
             change_timeout: Duration::from_secs(10),
             eviction_timeout: Duration::from_secs(30),
             duplicates: Duplicates::default(),
@@ -141,6 +146,7 @@ impl Default for PluginPolicy {
     fn default() -> Self {
         Self {
             request_timeout: None,
+            synchronize_timeout: None,
             on_failure: None,
             strikes: None,
             restart: Some(Backoff::default()),
@@ -170,6 +176,7 @@ impl Settings {
         let times = [
             ("registration_timeout", self.registration_timeout),
             ("request_timeout", self.request_timeout),
+            ("synchronize_timeout", self.synchronize_timeout),
             ("change_timeout", self.change_timeout),
             ("eviction_timeout", self.eviction_timeout),
         ];
@@ -201,7 +208,8 @@ impl Settings {
 
 impl PluginPolicy {
     fn check(&self) -> Result<(), &'static str> {
-        if self.request_timeout.is_some_and(|limit| limit.is_zero()) {
+        let limits = [self.request_timeout, self.synchronize_timeout];
+        if limits.contains(&Some(Duration::ZERO)) {
             return Err("its time limit must not be zero");
         }
         if self.required.is_some() && self.on_failure == Some(OnFailure::Ignore) {
@@ -250,6 +258,7 @@ mod tests {
         assert!(with(PluginPolicy::default()).is_ok());
         let no = PluginPolicy::default;
         assert!(with(PluginPolicy { request_timeout: Some(Duration::ZERO), ..no() }).is_err());
+        assert!(with(PluginPolicy { synchronize_timeout: Some(Duration::ZERO), ..no() }).is_err());
         let required = Some(Duration::ZERO);
         assert!(with(PluginPolicy { required, ..no() }).is_ok());
         let ignored = Some(OnFailure::Ignore);

@@ -150,6 +150,23 @@ impl DefaultValidator {
         }
     }
 
+    /// Plugins that have to be asked about a container, by name or `NN-name`.
+    pub(crate) fn required(
+        &self,
+        annotations: &BTreeMap<String, String>,
+        container: &str,
+    ) -> Result<Vec<String>, Rejection> {
+        let mut required = self.required_plugins.clone();
+        let key = REQUIRED_PLUGINS_ANNOTATION;
+        if let Some(value) = effective_annotation(annotations, key, container) {
+            let invalid =
+                |_| Rejection::Annotation { key: key.to_owned(), value: value.to_owned() };
+            let named: Vec<String> = serde_saphyr::from_str(value).map_err(invalid)?;
+            required.extend(named);
+        }
+        Ok(required)
+    }
+
     fn check_required(
         &self,
         request: &ValidateContainerAdjustmentRequest,
@@ -160,14 +177,7 @@ impl DefaultValidator {
         if self.tolerates_missing(annotations, container)? {
             return Ok(());
         }
-        let mut required = self.required_plugins.clone();
-        let key = REQUIRED_PLUGINS_ANNOTATION;
-        if let Some(value) = effective_annotation(annotations, key, container) {
-            let invalid =
-                |_| Rejection::Annotation { key: key.to_owned(), value: value.to_owned() };
-            let named: Vec<String> = serde_saphyr::from_str(value).map_err(invalid)?;
-            required.extend(named);
-        }
+        let mut required = self.required(annotations, container)?;
         required.retain(|name| !request.plugins.iter().any(|plugin| is_called(plugin, name)));
         match required.is_empty() {
             true => Ok(()),

@@ -35,6 +35,10 @@ settings! {
         registration_timeout: String = "5s".into();
         /// For one answer of a plugin.
         request_timeout: String = "2s".into();
+        /// Time limit for one Synchronize, in which a new plugin is told what exists. It is sent
+        /// again three times before the plugin is dropped. Pods and containers wait for it no
+        /// longer than `request_timeout`, unless the plugin is required.
+        synchronize_timeout: String = "30s".into();
         /// For one change of a container that a plugin asked for.
         change_timeout: String = "10s".into();
         /// For one eviction, until the process has exited.
@@ -75,6 +79,8 @@ settings! {
     PolicyConfig {
         /// For one answer. Unset: as of all plugins.
         request_timeout: Option<String> => "\"2s\"";
+        /// Time limit for one Synchronize of this plugin. Defaults to `nri.synchronize_timeout`.
+        synchronize_timeout: Option<String> => "\"30s\"";
         /// "fail": what it is asked about fails if it refuses or is silent. "ignore": it goes
         /// on without it. Unset: a refusal fails it, silence does not.
         on_failure: Option<String> => "\"fail\"";
@@ -147,6 +153,7 @@ impl NriConfig {
             show_stderr: false,
             registration_timeout: span("nri.registration_timeout", &self.registration_timeout)?,
             request_timeout: span("nri.request_timeout", &self.request_timeout)?,
+            synchronize_timeout: span("nri.synchronize_timeout", &self.synchronize_timeout)?,
             change_timeout: span("nri.change_timeout", &self.change_timeout)?,
             eviction_timeout: span("nri.eviction_timeout", &self.eviction_timeout)?,
             duplicates: duplicates(&self.duplicates)?,
@@ -211,6 +218,7 @@ impl PolicyConfig {
         };
         Ok(PluginPolicy {
             request_timeout: optional("request_timeout", &self.request_timeout)?,
+            synchronize_timeout: optional("synchronize_timeout", &self.synchronize_timeout)?,
             on_failure: self.on_failure(key)?,
             strikes: match self.strikes {
                 None => None,
@@ -283,13 +291,15 @@ mod tests {
     #[test]
     fn a_policy_is_read_whole() {
         let toml = "[nri.plugins.'10-a']\non_failure = 'fail'\nstrikes = 3\nfields = ['cpu', 'Env']\n\
-                    required = '30s'\nrequest_timeout = '500ms'\nrestart_most = '0s'\nuid = 7";
+                    required = '30s'\nrequest_timeout = '500ms'\nrestart_most = '0s'\nuid = 7\n\
+                    synchronize_timeout = '1m'";
         let settings = checked(toml).unwrap().settings;
         let policy = settings.policy(&"10-a".parse().unwrap());
         assert_eq!(policy.on_failure, Some(OnFailure::Fail));
         assert_eq!(policy.strikes, NonZeroU32::new(3));
         assert_eq!(policy.request_timeout, Some(Duration::from_millis(500)));
         assert_eq!(policy.required, Some(Duration::from_secs(30)));
+        assert_eq!(policy.synchronize_timeout, Some(Duration::from_secs(60)));
         assert_eq!((policy.restart, policy.uid), (None, Some(7)));
         assert!(policy.fields.is_some_and(|fields| fields != FieldSet::all()));
     }
@@ -304,6 +314,7 @@ mod tests {
     #[test]
     fn what_cannot_be_meant_names_its_key() {
         refused("nri.request_timeout = '0s'", "nri.request_timeout: must not be zero");
+        refused("nri.synchronize_timeout = '0s'", "nri.synchronize_timeout: must not be zero");
         refused(
             "nri.duplicates = 'x'",
             "nri.duplicates: \"x\" is not \"replace\", \"allow\" or \"reject\"",

@@ -1,16 +1,17 @@
 //! What every runtime with NRI promises its plugins: order, visibility, undo, no losses.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use api_cri::v1::ContainerState;
 use nri_sdk::api::{Hook, Hooks};
 use testkit::Node;
+use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 use tonic::Code;
 
 use crate::{
     LONGSHORE,
-    probe::{connect, script, until},
+    probe::{connect, connect_with, script, until},
 };
 
 const LIFE: [&str; 6] = [
@@ -235,6 +236,43 @@ async fn a_plugin_that_comes_late_is_told_what_exists_also_by_the_next_daemon() 
     for id in [&runs, &idle] {
         assert_eq!(probe.events(id), ["StopContainer", "RemoveContainer"]);
     }
+    drop(probe);
+    node.finish().await.unwrap();
+}
+
+/// Synchronize takes longer than one request may: what is created before, during and after it is
+/// known to the plugin once, and creations do not wait for its end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plugin_slow_to_synchronise_misses_nothing() {
+    let Some(node) = Node::start("a_plugin_slow_to_synchronise", LONGSHORE).await else { return };
+    let cri = node.cri().await.unwrap();
+    let sleeps = |name: &str| node.sh(name, "exec sleep 1000");
+    let early = cri.run_pod(&node.pod("early")).await.unwrap();
+    let before = cri.run(&early, sleeps("before")).await.unwrap();
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    let probe = connect_with(&node, "10-slow", |probe| *probe.sync_gate.lock() = Some(held)).await;
+
+    let late = cri.run_pod(&node.pod("late")).await.unwrap();
+    let during = cri.run(&late, sleeps("during")).await.unwrap();
+    let short = cri.run(&late, sleeps("short")).await.unwrap();
+    cri.stop(&short, 0).await.unwrap();
+    cri.remove(&short).await.unwrap();
+    cri.stop(&before, 0).await.unwrap();
+    assert_eq!(probe.told().len(), 0, "nothing is told before Synchronize was answered");
+    gate.add_permits(1);
+    let after = cri.run(&late, sleeps("after")).await.unwrap();
+    probe.heard("PostStartContainer", &after).await;
+
+    let world = probe.worlds().pop().unwrap();
+    assert_eq!(world.pods.iter().map(|pod| &pod.id).collect::<Vec<_>>(), [&early.id]);
+    assert_eq!(world.containers.iter().map(|c| &c.id).collect::<Vec<_>>(), [&before]);
+    assert_eq!(probe.events(&early.id), [""; 0]);
+    assert_eq!(probe.events(&before), ["StopContainer"]);
+    assert_eq!(probe.events(&late.id), ["RunPodSandbox"]);
+    assert_eq!(probe.events(&during), LIFE[..4]);
+    assert_eq!(probe.events(&short), LIFE);
+    assert_eq!(probe.events(&after), LIFE[..4]);
     drop(probe);
     node.finish().await.unwrap();
 }

@@ -8,7 +8,7 @@ use nri_sdk::{
 };
 use parking_lot::Mutex;
 use testkit::Node;
-use tokio::task::JoinHandle;
+use tokio::{sync::Semaphore, task::JoinHandle};
 use tokio_util::task::TaskTracker;
 
 /// Generous: the machine may be busy with a build.
@@ -37,6 +37,8 @@ pub(crate) struct Probe {
     pub(crate) on_start: Do<Container, ()>,
     pub(crate) on_update: Do<(Container, Resources), Changes>,
     pub(crate) on_stop: Do<Container, Updates>,
+    /// Synchronize is answered once it has permits.
+    pub(crate) sync_gate: Mutex<Option<Arc<Semaphore>>>,
     /// Handlers of pods, creations and starts wait while it is set.
     pub(crate) hold: tokio::sync::Mutex<()>,
 }
@@ -88,6 +90,10 @@ impl Probe {
 
     async fn synchronize(self: Arc<Self>, _: Context, world: World) -> Answer<Updates> {
         self.worlds.lock().push(world.clone());
+        let gate = self.sync_gate.lock().clone();
+        if let Some(gate) = gate {
+            drop(gate.acquire().await);
+        }
         run(&self.on_sync, world)
     }
 

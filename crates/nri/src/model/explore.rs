@@ -31,6 +31,10 @@ struct Budget {
     failures: u8,
     leaves: u8,
     joins: u8,
+    /// Plugins that joined and are no longer waited for.
+    overdue: u8,
+    /// Who joins is needed: nothing that it may refuse passes it.
+    required: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -44,6 +48,8 @@ struct World {
     calls: BTreeSet<(Place, Lane)>,
     validations: BTreeSet<(Place, Lane)>,
     syncs: BTreeMap<Lane, Place>,
+    /// Plugins that are being told of what passed them.
+    announcements: BTreeSet<(Place, Lane)>,
     commits: BTreeSet<Place>,
     requests: BTreeMap<Place, Request>,
     plugins: BTreeMap<Lane, Told>,
@@ -58,6 +64,7 @@ struct Request {
     visited: Vec<Lane>,
     /// Out of the pipeline, though a call about it may still be running.
     finished: bool,
+    succeeded: bool,
 }
 
 /// What a plugin knows.
@@ -65,6 +72,9 @@ struct Request {
 struct Told {
     index: u8,
     concurrent: bool,
+    required: bool,
+    /// Where it joined.
+    at: Option<Place>,
     last: Option<Place>,
     /// By Synchronize or by an event; how often.
     known: BTreeMap<String, u8>,
@@ -79,13 +89,22 @@ enum Choice {
     Ask,
     Answer(Place, Lane, Verdict),
     Validated(Place, Lane, Verdict),
+    Announced(Place, Lane),
     Synced(Lane),
+    Overdue(Lane),
     Committed(Place),
     GiveUp(Place),
     /// Before what was decided for it has begun.
     GiveUpEarly(Place),
     Leave(Lane),
     Join,
+}
+
+impl Choice {
+    /// Joining and leaving are free to happen or not; all else has to end.
+    fn is_optional(&self) -> bool {
+        matches!(self, Self::Join | Self::Leave(_) | Self::Overdue(_))
+    }
 }
 
 fn aborts(event: Event) -> bool {
@@ -106,6 +125,7 @@ impl World {
             calls: BTreeSet::new(),
             validations: BTreeSet::new(),
             syncs: BTreeMap::new(),
+            announcements: BTreeSet::new(),
             commits: BTreeSet::new(),
             requests: BTreeMap::new(),
             plugins: BTreeMap::new(),
@@ -123,8 +143,10 @@ impl World {
         let id = PluginId::new(&format!("{index}0"), "p").unwrap();
         let events = EventMask::ALL;
         let member = Member { id, events, concurrent, validates_updates: false };
-        let (lane, _, actions) = self.pipeline.join(member);
-        self.plugins.insert(lane, Told { index, concurrent, ..Told::default() });
+        let (lane, at, actions) = self.pipeline.join(member);
+        let required = self.budget.required;
+        let told = Told { index, concurrent, required, at: Some(at), ..Told::default() };
+        self.plugins.insert(lane, told);
         self.act(actions);
     }
 
@@ -147,7 +169,11 @@ impl World {
                 choices.push(Choice::Validated(*place, *lane, Verdict::Stop));
             }
         }
+        choices.extend(self.announcements.iter().map(|(of, lane)| Choice::Announced(*of, *lane)));
         choices.extend(self.syncs.keys().map(|lane| Choice::Synced(*lane)));
+        if self.budget.overdue > 0 {
+            choices.extend(self.syncs.keys().map(|lane| Choice::Overdue(*lane)));
+        }
         choices.extend(self.commits.iter().map(|place| Choice::Committed(*place)));
         let open = self.requests.iter().filter(|(place, r)| !r.finished && may_fail(place));
         for (place, _) in open {
@@ -182,6 +208,16 @@ impl World {
                 let actions = self.pipeline.synced(lane);
                 self.act(actions);
             }
+            Choice::Announced(place, lane) => {
+                self.announcements.remove(&(place, lane));
+                let actions = self.pipeline.answered(place, lane, Verdict::Continue);
+                self.act(actions);
+            }
+            Choice::Overdue(lane) => {
+                self.budget.overdue -= 1;
+                let actions = self.pipeline.overdue(lane);
+                self.act(actions);
+            }
             Choice::Committed(place) => {
                 self.commits.remove(&place);
                 self.finish(place, true);
@@ -205,7 +241,7 @@ impl World {
             }
             Choice::Join => {
                 self.budget.joins -= 1;
-                self.join(2, false);
+                self.join(2, self.next % 2 == 1);
             }
         }
         self.objects
@@ -230,7 +266,8 @@ impl World {
     }
 
     fn request(&mut self, step: Step) {
-        let (place, actions) = self.pipeline.admit(step.event, |_| true);
+        let needs = |lane: Lane| self.plugins[&lane].required && is_refusable(step.event);
+        let (place, actions) = self.pipeline.admit(step.event, |_| true, needs);
         match step.event {
             Event::StopContainer => self.objects.stop(step.object, place),
             Event::RemoveContainer => self.objects.remove(step.object, place),
@@ -241,7 +278,8 @@ impl World {
     }
 
     fn note(&mut self, place: Place, event: Event, object: String, commits: bool) {
-        let request = Request { event, object, commits, visited: vec![], finished: false };
+        let (finished, succeeded) = (false, false);
+        let request = Request { event, object, commits, visited: vec![], finished, succeeded };
         self.requests.insert(place, request);
     }
 
@@ -279,6 +317,7 @@ impl World {
     fn finish(&mut self, place: Place, success: bool) {
         let request = self.requests.get_mut(&place).unwrap();
         request.finished = true;
+        request.succeeded = success;
         if success && creates(request.event) {
             self.objects.created(&request.object, std::sync::Arc::new(()), place);
         }
@@ -321,6 +360,7 @@ impl World {
                     }
                     self.syncs.insert(lane, at);
                 }
+                Action::Announce { place, lane } => self.announce(place, lane),
                 Action::Undo { .. } => {}
             }
         }
@@ -329,9 +369,12 @@ impl World {
     fn check_free(&self, lane: Lane) {
         let told = &self.plugins[&lane];
         let in_lane = |set: &BTreeSet<(Place, Lane)>| set.iter().any(|(_, at)| *at == lane);
-        let busy =
-            in_lane(&self.calls) || in_lane(&self.validations) || self.syncs.contains_key(&lane);
+        let busy = in_lane(&self.calls) || in_lane(&self.validations);
         assert!(!busy || told.concurrent || told.gone, "one call at a time");
+        // A Synchronize that was not answered is sent again: it is still the first that counts.
+        assert!(!self.syncs.contains_key(&lane), "nothing else is told during Synchronize");
+        let announced = in_lane(&self.announcements);
+        assert!(!announced || told.gone, "what passed is told before all that follows it");
     }
 
     fn call(&mut self, place: Place, lane: Lane) {
@@ -345,16 +388,38 @@ impl World {
         let order: Vec<_> =
             request.visited.iter().map(|lane| (self.plugins[lane].index, *lane)).collect();
         assert!(order.is_sorted() && order.windows(2).all(|w| w[0] != w[1]), "plugins in order");
+        self.tell(place, lane);
+        self.calls.insert((place, lane));
+    }
+
+    fn announce(&mut self, place: Place, lane: Lane) {
+        self.check_free(lane);
+        let request = &self.requests[&place];
+        let told = self.plugins.get_mut(&lane).unwrap();
+        assert!(request.finished && !request.visited.contains(&lane), "passed, and left");
+        assert!(request.succeeded || !is_refusable(request.event), "what failed is not told");
+        assert!(!told.required || !is_refusable(request.event), "it was to be asked");
+        assert!(told.last < Some(place), "in the order of places");
+        told.last = Some(place);
+        self.tell(place, lane);
+        self.announcements.insert((place, lane));
+    }
+
+    fn tell(&mut self, place: Place, lane: Lane) {
+        let request = &self.requests[&place];
         let told = self.plugins.get_mut(&lane).unwrap();
         let count =
             |of: &mut BTreeMap<String, u8>| *of.entry(request.object.clone()).or_default() += 1;
         match request.event {
             Event::RunPodSandbox | Event::CreateContainer => count(&mut told.known),
-            Event::StopContainer | Event::StopPodSandbox => count(&mut told.stopped),
+            Event::StopContainer | Event::StopPodSandbox => {
+                let known = told.known.contains_key(&request.object);
+                assert!(known || told.gone, "the end of what it knows");
+                count(&mut told.stopped);
+            }
             Event::RemoveContainer | Event::RemovePodSandbox => count(&mut told.removed),
             _ => {}
         }
-        self.calls.insert((place, lane));
     }
 
     /// Nothing can happen any more: was everything promised kept?
@@ -368,6 +433,12 @@ impl World {
             for (object, ()) in self.objects.iter().map(|(id, o)| (id, **o)) {
                 let live = self.objects.is_live(object);
                 assert!(!live || told.known.contains_key(object), "{object} is told of");
+            }
+            let made = |(_, r): &(&Place, &Request)| r.succeeded && creates(r.event);
+            for (_, request) in
+                self.requests.iter().filter(made).filter(|(p, _)| Some(**p) > told.at)
+            {
+                assert!(told.known.contains_key(&request.object), "also of what has ended since");
             }
             for times in told.stopped.values().chain(told.removed.values()) {
                 assert_eq!(*times, 1, "ends are told of once");
@@ -388,8 +459,7 @@ fn explore(start: World, script: &[Step]) -> usize {
     let mut open = vec![start];
     while let Some(world) = open.pop() {
         let choices = world.choices(script);
-        // Joining and leaving are free to happen or not; all else has to end.
-        if choices.iter().all(|c| matches!(c, Choice::Join | Choice::Leave(_))) {
+        if choices.iter().all(Choice::is_optional) {
             world.check_end();
         }
         for choice in choices {
@@ -443,6 +513,40 @@ fn all_interleavings_with_a_plugin_that_leaves() {
     assert!(states > 5_000, "{states} states");
 }
 
+const SHORT_LIFE: &[Step] = &[
+    step(Event::CreateContainer, "a"),
+    step(Event::StopContainer, "a"),
+    step(Event::RemoveContainer, "a"),
+    Step { event: Event::CreateContainer, object: "b", commits: true },
+];
+
+#[test]
+fn all_interleavings_with_a_plugin_that_is_not_waited_for() {
+    for script in [CREATE_STOP, SHORT_LIFE, POD] {
+        for required in [false, true] {
+            let budget = Budget { joins: 1, overdue: 1, required, ..Budget::default() };
+            let states = explore(World::new(&[(1, false), (3, false)], budget), script);
+            assert!(states > 1_000, "{states} states");
+        }
+    }
+}
+
+#[test]
+fn all_interleavings_with_a_failure_while_a_plugin_is_not_waited_for() {
+    for script in [SHORT_LIFE, POD] {
+        let budget = Budget { joins: 1, overdue: 1, failures: 1, ..Budget::default() };
+        let states = explore(World::new(&[(1, false), (3, false)], budget), script);
+        assert!(states > 5_000, "{states} states");
+    }
+}
+
+#[test]
+fn all_interleavings_with_a_plugin_that_leaves_while_it_is_not_waited_for() {
+    let budget = Budget { joins: 1, overdue: 1, leaves: 1, ..Budget::default() };
+    let states = explore(World::new(&[(1, false), (3, false)], budget), SHORT_LIFE);
+    assert!(states > 5_000, "{states} states");
+}
+
 #[test]
 fn all_interleavings_with_three_plugins_one_of_them_concurrent() {
     let budget = Budget { failures: 1, ..Budget::default() };
@@ -469,12 +573,13 @@ fn random_runs_of_many_requests() {
     ];
     for seed in 1..3000_u64 {
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        let budget = Budget { failures: 3, leaves: 1, joins: 3 };
+        let required = seed % 3 == 0;
+        let budget = Budget { failures: 3, leaves: 1, joins: 3, overdue: 2, required };
         let plugins = [(1, false), (2, seed % 2 == 0), (3, false)];
         let mut world = World::new(&plugins[..1 + random.below(3)], budget);
         loop {
             let choices = world.choices(STORM);
-            if choices.iter().all(|c| matches!(c, Choice::Join | Choice::Leave(_))) {
+            if choices.iter().all(Choice::is_optional) {
                 break;
             }
             let choice = choices[random.below(choices.len())];

@@ -6,13 +6,13 @@ use nri_wire::api::Event;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
-    ContainerRecord, PodRecord, Shared, State,
+    ContainerRecord, MAX_LATE, PodRecord, Shared, State, announce,
     flight::{Flight, Pilot, Post, Subject, Turn, Work},
     join::JoinError,
-    sync,
+    sync::{self, SyncError},
 };
 use crate::{
-    model::{Action, Lane, Place, Verdict},
+    model::{Action, Lane, Place, Verdict, is_refusable},
     peer::Peer,
     watch::Notice,
 };
@@ -34,11 +34,28 @@ impl Shared {
         }
         let State { pipeline, peers, .. } = &mut *state;
         let sees = |lane: Lane| peers.get(&lane).is_some_and(|p| p.sees(&subject.domain, hidden));
-        let (place, actions) = pipeline.admit(event, sees);
+        let needs = |lane: Lane| {
+            is_refusable(event) && peers.get(&lane).is_some_and(|p| self.needs(p, event, subject))
+        };
+        let (place, actions) = pipeline.admit(event, sees, needs);
         state.note(event, subject, place);
         let pilot = self.pilot(&mut state, place, subject.clone(), work, permit);
         self.deliver(&mut state, actions, None);
         Some(pilot)
+    }
+
+    /// Whether a request waits for the plugin however long it takes to be synchronised.
+    fn needs(&self, peer: &Peer, event: Event, subject: &Subject) -> bool {
+        let validator = &self.settings.load().validator;
+        let annotations = &subject.pod.annotations;
+        let container = subject.container.as_ref().map_or("", |container| &container.name);
+        if validator.tolerates_missing(annotations, container).unwrap_or(false) {
+            return false;
+        }
+        let validated = matches!(event, Event::CreateContainer | Event::UpdateContainer);
+        let names = validator.required(annotations, container).unwrap_or_default();
+        peer.treatment().policy.required.is_some()
+            || validated && names.iter().any(|name| peer.id.is_called(name))
     }
 
     fn pilot(
@@ -76,6 +93,7 @@ impl Shared {
                 Action::Routed { place } => state.turn(place, Turn::Routed),
                 Action::Commit { place } => state.turn(place, Turn::Commit),
                 Action::Synchronize { lane, at } => sync::begin(self, state, lane, at),
+                Action::Announce { place, lane } => announce::begin(self, state, place, lane),
                 Action::Undo { event, place, .. } => {
                     if let Some(subject) = undone {
                         let work = Work::event_of(event, subject);
@@ -104,23 +122,46 @@ impl Shared {
         self.deliver(&mut state, actions, None);
     }
 
+    /// The plugin has been waited for long enough.
+    pub(super) fn overdue(self: &Arc<Self>, lane: Lane) {
+        let mut state = self.state.lock();
+        let actions = state.pipeline.overdue(lane);
+        self.deliver(&mut state, actions, None);
+    }
+
+    /// The plugin has been told of a request that had passed it.
+    pub(super) fn announced(self: &Arc<Self>, place: Place, lane: Lane) {
+        let mut state = self.state.lock();
+        let actions = state.pipeline.answered(place, lane, Verdict::Continue);
+        if !state.pipeline.is_late(place) {
+            state.late.remove(&place);
+        }
+        self.deliver(&mut state, actions, None);
+        self.settled(&mut state);
+    }
+
     /// The request leaves the pipeline; if it succeeded, its work becomes known. `false`, and
     /// nothing of that, if its caller gave up before.
-    pub(super) fn conclude(self: &Arc<Self>, place: Place, success: Option<&mut Work>) -> bool {
+    pub(super) fn conclude(self: &Arc<Self>, place: Place, work: &mut Work, success: bool) -> bool {
         let mut state = self.state.lock();
-        let succeeded = success.is_some();
-        if let Some(work) = success.filter(|_| state.flights.contains_key(&place)) {
+        if success && state.flights.contains_key(&place) {
             work.succeeded(&mut state, place);
         }
-        self.end_flight(&mut state, place, succeeded)
+        self.end_flight(&mut state, place, success, Some(work))
     }
 
     /// The caller has given up. Whether it was in time to make a difference.
     pub(super) fn withdraw(self: &Arc<Self>, place: Place) -> bool {
-        self.end_flight(&mut self.state.lock(), place, false)
+        self.end_flight(&mut self.state.lock(), place, false, None)
     }
 
-    fn end_flight(self: &Arc<Self>, state: &mut State, place: Place, success: bool) -> bool {
+    fn end_flight(
+        self: &Arc<Self>,
+        state: &mut State,
+        place: Place,
+        success: bool,
+        work: Option<&mut Work>,
+    ) -> bool {
         let Some(flight) = state.flights.remove(&place) else { return false };
         self.metrics.in_flight.dec();
         let mut actions = Vec::new();
@@ -130,15 +171,37 @@ impl Shared {
             }
         }
         actions.extend(state.pipeline.finish(place, success));
+        if state.pipeline.is_late(place)
+            && let Some(work) = work
+        {
+            state.late.insert(place, Arc::new(work.announcement()));
+        }
         self.deliver(state, actions, Some(&flight.subject));
+        if state.late.len() > MAX_LATE {
+            self.drop_overdue(state);
+        }
         self.settled(state);
         true
+    }
+
+    /// Ends the plugins for which more events are kept than we have room for.
+    fn drop_overdue(self: &Arc<Self>, state: &mut State) {
+        for (lane, peer) in state.peers.clone() {
+            if !state.pipeline.is_overdue(lane) {
+                continue;
+            }
+            let (plugin, source) = (peer.id.clone(), SyncError::TooManyEvents(state.late.len()));
+            if let Some(waiting) = state.syncing.remove(&lane) {
+                let _ = waiting.send(Err(JoinError::Sync { plugin, source }));
+            }
+            self.leave_at(state, &peer);
+        }
     }
 
     /// A request has left.
     fn settled(&self, state: &mut State) {
         state.prune();
-        if state.flights.is_empty() {
+        if state.is_idle() {
             self.idle.notify_waiters();
         }
     }
@@ -160,6 +223,8 @@ impl Shared {
             let _ = waiting.send(Err(JoinError::Closed));
         }
         let actions = state.pipeline.leave(lane);
+        let State { late, pipeline, .. } = state;
+        late.retain(|place, _| pipeline.is_late(*place));
         self.deliver(state, actions, None);
         self.count_members(state);
     }
@@ -177,6 +242,11 @@ impl Shared {
 }
 
 impl State {
+    /// Nothing is on its way, and nobody is still to be told of anything.
+    pub(super) fn is_idle(&self) -> bool {
+        self.flights.is_empty() && self.late.is_empty()
+    }
+
     fn give_turn(&mut self, place: Place, lane: Lane, turn: impl Fn(Lane, Arc<Peer>) -> Turn) {
         if let Some(peer) = self.peers.get(&lane) {
             let turn = turn(lane, Arc::clone(peer));

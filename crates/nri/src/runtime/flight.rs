@@ -179,10 +179,7 @@ impl Pilot {
             plugin: peer.id.to_string(),
             about: self.work.about(),
             micros: micros(begun),
-            why: match failure {
-                Failure::Refused(status) => status.message.clone(),
-                Failure::Silent(silence) => whole(silence),
-            },
+            why: failure.why(),
             fatal,
         });
     }
@@ -303,15 +300,14 @@ impl Pilot {
             about: self.work.about(),
             error: outcome.as_ref().err().map(|error| whole(error)),
         });
-        let success = outcome.is_ok().then_some(&mut *self.work);
-        Step::Ended(match self.shared.conclude(self.place, success) {
+        Step::Ended(match self.shared.conclude(self.place, &mut self.work, outcome.is_ok()) {
             true => outcome,
             false => Err(NriError::Stopped),
         })
     }
 }
 
-fn micros(begun: Instant) -> u64 {
+pub(super) fn micros(begun: Instant) -> u64 {
     u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
 

@@ -49,8 +49,12 @@ pub enum JoinError {
         #[source]
         source: InvalidMask,
     },
-    #[error("synchronize plugin")]
-    Sync(#[from] SyncError),
+    #[error("synchronize plugin {plugin}")]
+    Sync {
+        plugin: PluginId,
+        #[source]
+        source: SyncError,
+    },
 }
 
 /// A connection before anything was said on it.
@@ -70,7 +74,8 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 pub(super) fn treatment(settings: &Settings, id: &PluginId) -> Treatment {
     let policy = settings.policy(id);
     let limit = policy.request_timeout.unwrap_or(settings.request_timeout);
-    Treatment { policy, limit }
+    let sync_limit = policy.synchronize_timeout.unwrap_or(settings.synchronize_timeout);
+    Treatment { policy, limit, sync_limit }
 }
 
 /// Takes a connection in, over which `connect` serves what the plugin may call. Returns when the

@@ -26,7 +26,7 @@ use nri_wire::{IdentityError, PluginId, Socket, Trunk, defaults};
 use tokio::{
     process::{Child, Command},
     sync::{mpsc, oneshot},
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{error, info, warn};
@@ -121,7 +121,7 @@ impl Launched {
 }
 
 /// Starts and ends programs so that those of the settings run, and waits until each new one
-/// has joined or failed once.
+/// has joined or failed once, or is still being synchronised after the time of one request.
 pub(super) async fn follow(shared: &Arc<Shared>, settings: &Arc<Settings>) {
     let asked = Arc::clone(settings);
     let found = tokio::task::spawn_blocking(move || discover_all(&asked)).await;
@@ -136,9 +136,12 @@ pub(super) async fn follow(shared: &Arc<Shared>, settings: &Arc<Settings>) {
         services.launched.retain(|path, have| wanted.get(path) == Some(&have.found));
         for (path, found) in wanted {
             if let Entry::Vacant(free) = services.launched.entry(path) {
+                let limit = join::treatment(settings, &found.id).limit;
                 let (launched, first) = keep_running(shared, found);
                 free.insert(launched);
-                first_attempts.push(first);
+                // To register, to be configured, to be synchronised.
+                let until = Instant::now() + settings.registration_timeout + limit * 2;
+                first_attempts.push(timeout_at(until, first));
             }
         }
     }

@@ -273,7 +273,8 @@ impl Nri {
 
 impl Shared {
     /// Waits until all required plugins are there, as long as their policies and the caller
-    /// have time. The request has no place in the order yet, so nothing waits for it.
+    /// have time, and for as long as one of them is being synchronised. The request has no place
+    /// in the order yet, so nothing waits for it.
     async fn require(&self, pod: &Pod, container: &str, ask: &Ask) -> Result<(), NriError> {
         let mut members = self.members.subscribe();
         let begun = Instant::now();
@@ -283,18 +284,27 @@ impl Shared {
             if missing.is_empty() {
                 return Ok(());
             }
-            let until = begun + patience;
-            let until = ask.deadline.map_or(until, |deadline| deadline.min(until));
-            if timeout_at(until, members.changed()).await.is_err() {
+            let until = patience.map(|patience| begun + patience);
+            let until = until.into_iter().chain(ask.deadline).min();
+            let changed = match until {
+                Some(until) => timeout_at(until, members.changed()).await.is_ok(),
+                None => members.changed().await.is_ok(),
+            };
+            if !changed {
                 return Err(NriError::Missing(missing));
             }
         }
     }
 
-    /// Required plugins that are not there, and how long to wait for the first of them.
-    fn missing(&self, pod: &Pod, container: &str) -> Result<(Vec<String>, Duration), NriError> {
+    /// Required plugins that are not there, and how long to wait for the first of them. `None`
+    /// is for as long as it takes, where all of them are being synchronised.
+    fn missing(
+        &self,
+        pod: &Pod,
+        container: &str,
+    ) -> Result<(Vec<String>, Option<Duration>), NriError> {
         let settings = self.settings.load();
-        let none = (Vec::new(), Duration::ZERO);
+        let none = (Vec::new(), None);
         if !settings.enabled || settings.required().next().is_none() {
             return Ok(none);
         }
@@ -303,14 +313,17 @@ impl Shared {
         }
         let hidden = self.is_hidden(&pod.domain);
         let state = self.state.lock();
-        let here = |name: &str| {
-            let active = state.active.iter().filter_map(|lane| state.peers.get(lane));
-            active
+        let here = |name: &str, active: bool| {
+            let peers =
+                state.peers.iter().filter(|(lane, _)| state.active.contains(lane) == active);
+            peers
+                .map(|(_, peer)| peer)
                 .filter(|peer| peer.sees(&pod.domain, hidden) && !peer.is_gone())
-                .any(|peer| peer.id.name() == name || peer.id.to_string() == name)
+                .any(|peer| peer.id.is_called(name))
         };
-        let missing: Vec<_> = settings.required().filter(|(name, _)| !here(name)).collect();
-        let patience = missing.iter().map(|(_, wait)| *wait).min().unwrap_or_default();
+        let missing: Vec<_> = settings.required().filter(|(name, _)| !here(name, true)).collect();
+        let absent = missing.iter().filter(|(name, _)| !here(name, false));
+        let patience = absent.map(|(_, wait)| *wait).min();
         Ok((missing.into_iter().map(|(name, _)| name.to_owned()).collect(), patience))
     }
 }

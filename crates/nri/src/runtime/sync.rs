@@ -1,26 +1,36 @@
 //! Telling a new plugin what exists.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use nri_wire::api::{
-    Container, ContainerState, PodSandbox, SynchronizeRequest, SynchronizeResponse,
+    Container, ContainerEviction, ContainerState, ContainerUpdate, PodSandbox, SynchronizeRequest,
+    SynchronizeResponse,
 };
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use super::{Shared, State, join::JoinError};
 use crate::{
     Claimant, SyncPlan, TooLarge, Updating,
+    error::Silence,
     model::{Lane, Place},
-    peer::Peer,
+    peer::{Failure, Peer},
     watch::Notice,
 };
+
+/// The pauses after which a Synchronize that timed out is sent again.
+const RETRY_PAUSES: [Duration; 3] =
+    [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(4)];
 
 /// Why a plugin could not be synchronised.
 #[derive(Debug, thiserror::Error)]
 pub enum SyncError {
     #[error("no answer")]
     Call(#[from] ttrpc::Error),
+    #[error("no answer within its time limit of {limit:?}, {attempts} times in a row")]
+    Slow { limit: Duration, attempts: usize },
+    #[error("{0} events came while it was synchronised, more than are kept for it")]
+    TooManyEvents(usize),
     #[error("plugin does not handle split sync requests")]
     NoParts,
     #[error(transparent)]
@@ -41,9 +51,53 @@ pub(super) fn begin(shared: &Arc<Shared>, state: &mut State, lane: Lane, at: Pla
     );
     let shared = Arc::clone(shared);
     shared.tasks.clone().spawn(async move {
-        let told = tell(&peer, &world).await;
+        let told = tell_while_requests_wait(&shared, lane, &peer, &world).await;
         settle(&shared, lane, &peer, told).await;
     });
+}
+
+/// Requests wait for the plugin for the time of one request; then they go on without it, and it
+/// is told of them when it is synchronised.
+async fn tell_while_requests_wait(
+    shared: &Arc<Shared>,
+    lane: Lane,
+    peer: &Peer,
+    world: &World,
+) -> Result<SynchronizeResponse, SyncError> {
+    let mut told = pin!(tell_until_answered(peer, world));
+    let limit = peer.treatment().limit;
+    if let Ok(told) = timeout(limit, &mut told).await {
+        return told;
+    }
+    warn!(
+        plugin = %peer.id, waited = ?limit,
+        "plugin is still being synchronised: requests go on without it and are announced to it later",
+    );
+    shared.overdue(lane);
+    told.await
+}
+
+/// Sends the same again to a plugin that does not answer in time. Nothing else is told to it
+/// meanwhile, so that whichever answer comes is about the same state; an answer to an earlier
+/// call comes on the stream of that call and counts for nothing.
+async fn tell_until_answered(peer: &Peer, world: &World) -> Result<SynchronizeResponse, SyncError> {
+    for (attempt, pause) in (1..).zip(RETRY_PAUSES) {
+        let limit = match tell(peer, world).await {
+            Err(SyncError::Slow { limit, .. }) => limit,
+            told => return told,
+        };
+        warn!(plugin = %peer.id, attempt, ?limit, ?pause, "Synchronize timed out, will be sent again");
+        tokio::select! {
+            () = sleep(pause) => {}
+            _ = peer.trunk.closed() => {}
+        }
+    }
+    tell(peer, world).await.map_err(|error| match error {
+        SyncError::Slow { limit, attempts } => {
+            SyncError::Slow { limit, attempts: attempts + RETRY_PAUSES.len() }
+        }
+        other => other,
+    })
 }
 
 async fn settle(
@@ -57,7 +111,8 @@ async fn settle(
         Err(error) => {
             let waiting = shared.state.lock().syncing.remove(&lane);
             if let Some(waiting) = waiting {
-                let _ = waiting.send(Err(JoinError::Sync(error)));
+                let plugin = peer.id.clone();
+                let _ = waiting.send(Err(JoinError::Sync { plugin, source: error }));
             }
             return shared.leave(peer);
         }
@@ -81,24 +136,30 @@ async fn settle(
     shared
         .feed
         .tell(|| Notice::Joined { plugin: peer.id.to_string(), events: peer.events.to_string() });
-    apply_updates(shared, peer, answer).await;
+    apply_updates(shared, peer, "Synchronize", answer.update, Vec::new()).await;
 }
 
 /// What a plugin wants changed of what it was told. Failures are its own to find out.
-async fn apply_updates(shared: &Arc<Shared>, peer: &Peer, answer: SynchronizeResponse) {
-    if answer.update.is_empty() {
+pub(super) async fn apply_updates(
+    shared: &Arc<Shared>,
+    peer: &Peer,
+    event: &'static str,
+    update: Vec<ContainerUpdate>,
+    evict: Vec<ContainerEviction>,
+) {
+    if update.is_empty() && evict.is_empty() {
         return;
     }
     let plugin = peer.id.to_string();
     let treatment = peer.treatment().clone();
     let by = Claimant { plugin: &plugin, fields: treatment.policy.fields.as_ref() };
     let mut updating = Updating::of_others("");
-    if let Err(error) = updating.merge(by, answer.update, Vec::new()) {
-        return warn!(plugin, %error, "updates that came with Synchronize");
+    if let Err(error) = updating.merge(by, update, evict) {
+        return warn!(plugin, event, %error, "failed to merge the updates a plugin answered with");
     }
     let (_, changes, owners) = updating.finish();
     if let Err(error) = shared.change(&changes, &owners).await {
-        warn!(plugin, ?error, "updates that came with Synchronize");
+        warn!(plugin, event, ?error, "failed to apply the updates a plugin answered with");
     }
 }
 
@@ -111,11 +172,16 @@ fn as_known(container: &Arc<Container>) -> Container {
     container
 }
 
-/// Sends everything, in as few messages as it takes. All of it in the time of one request.
+/// Sends everything, in as few messages as it takes, all of it within the plugin's time limit
+/// for a Synchronize.
+///
+/// A plugin collects the parts before the last one. If it is silent about one of those, nobody
+/// knows whether it has that part, so only the last can be given up and all begun anew.
 async fn tell(peer: &Peer, world: &World) -> Result<SynchronizeResponse, SyncError> {
     let (pods, containers) = world;
     let mut plan = SyncPlan::new(pods.len(), containers.len());
-    let until = Instant::now() + peer.treatment().limit;
+    let limit = peer.treatment().sync_limit;
+    let until = Instant::now() + limit;
     loop {
         let part = plan.part();
         let request = SynchronizeRequest {
@@ -123,14 +189,22 @@ async fn tell(peer: &Peer, world: &World) -> Result<SynchronizeResponse, SyncErr
             containers: containers[part.containers.clone()].iter().map(as_known).collect(),
             more: part.more,
         };
-        let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let begun = Instant::now();
+        let left = until.saturating_duration_since(begun).max(Duration::from_millis(1));
         match peer.synchronize(&request, left).await {
             Err(ttrpc::Error::Oversize(oversize))
                 if oversize.direction == ttrpc::Direction::Sent =>
             {
                 plan.shrink(oversize.len, ttrpc::MAX_PAYLOAD)?;
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                let slow = Failure::of(error.clone(), begun.elapsed(), left);
+                let slow = matches!(slow, Failure::Silent(Silence::Slow)) && !part.more;
+                return Err(match slow {
+                    true => SyncError::Slow { limit, attempts: 1 },
+                    false => error.into(),
+                });
+            }
             Ok(answer) if part.more => {
                 if !answer.more || !answer.update.is_empty() {
                     return Err(SyncError::NoParts);

@@ -74,7 +74,7 @@ async fn everything_is_split_where_it_does_not_fit() {
     let attach = world.nri.attach("20-b".parse().unwrap(), "", near);
     let (joined, _live) = tokio::join!(attach, script.connect(far, "20", "b"));
     let error = joined.unwrap_err();
-    assert!(matches!(error, JoinError::Sync(_)), "{error}");
+    assert!(matches!(error, JoinError::Sync { .. }), "{error}");
     assert_eq!(world.plugins(), ["10-a"]);
 }
 

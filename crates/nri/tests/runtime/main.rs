@@ -9,4 +9,5 @@ mod events;
 mod faults;
 mod join;
 mod kit;
+mod slow_sync;
 mod sockets;

@@ -15,10 +15,10 @@ use crate::{
     apply::{self, ApplyError, Host},
     error::NriError,
     journal::{Adjusted, Journal},
-    model::Place,
+    model::{Place, is_refusable},
     object::Resources,
     peer::{Failure, Peer},
-    runtime::{ContainerRecord, Created, PodRecord, Shared, State},
+    runtime::{ContainerRecord, Created, PodRecord, Shared, State, announce::Announcement},
     settings::OnFailure,
     watch::{self, About},
 };
@@ -157,14 +157,13 @@ impl Work {
 
     /// Every plugin hears of what has happened, or is to happen in any case.
     pub(super) fn asks_all(&self) -> bool {
-        !matches!(
-            self.event,
-            Event::RunPodSandbox
-                | Event::UpdatePodSandbox
-                | Event::CreateContainer
-                | Event::StartContainer
-                | Event::UpdateContainer
-        )
+        !is_refusable(self.event)
+    }
+
+    /// What a plugin that was passed is told, once the request has left.
+    pub(in crate::runtime) fn announcement(&mut self) -> Announcement {
+        let (event, subject, about) = (self.event, self.subject.clone(), self.about());
+        Announcement { event, subject, about, request: self.request(), trace: self.trace.clone() }
     }
 
     fn request(&mut self) -> Bytes {
