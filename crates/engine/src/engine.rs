@@ -666,6 +666,7 @@ fn new_pod(id: Id, handler: String, request: PodRequest) -> PodRecord {
         pid1: None,
         pid_namespace: None,
         ips: Vec::new(),
+        last_ips: Vec::new(),
         selinux_categories: None,
         overhead: request.overhead.clone(),
         resources: request.resources.clone(),

@@ -33,6 +33,10 @@ pub struct PodRecord {
     /// Its addresses while it is on a network of its own; the first is *the* address.
     #[serde(default)]
     pub ips: Vec<IpAddr>,
+    /// The addresses it had until it was stopped: plugins are told them once more when it is
+    /// removed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub last_ips: Vec<IpAddr>,
     /// Its own on a host with SELinux.
     #[serde(default)]
     pub selinux_categories: Option<String>,

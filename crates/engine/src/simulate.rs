@@ -252,6 +252,7 @@ impl Simulation {
             pid1: None,
             pid_namespace: None,
             ips: Vec::new(),
+            last_ips: Vec::new(),
             overhead: request.overhead.clone(),
             resources: request.resources.clone(),
         };

@@ -24,6 +24,7 @@ pub(crate) fn pod_record(request: PodRequest) -> PodRecord {
         pid1: None,
         pid_namespace: None,
         ips: Vec::new(),
+        last_ips: Vec::new(),
         overhead: request.overhead.clone(),
         resources: request.resources.clone(),
         request,

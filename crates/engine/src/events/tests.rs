@@ -126,6 +126,7 @@ fn pod(phase: PodPhase) -> PodRecord {
         pid1: None,
         pid_namespace: None,
         ips: Vec::new(),
+        last_ips: Vec::new(),
         overhead: Default::default(),
         resources: Default::default(),
     }

@@ -412,7 +412,11 @@ impl Owner {
 
     async fn save_stopped(&mut self) -> Result<()> {
         let phase = self.pod.phase.on(&PodEvent::Stopped { at: Timestamp::now() })?;
-        self.save_pod(PodRecord { phase, ips: Vec::new(), ..PodRecord::clone(&self.pod) }).await
+        let mut pod = PodRecord { phase, ..PodRecord::clone(&self.pod) };
+        if !pod.ips.is_empty() {
+            pod.last_ips = std::mem::take(&mut pod.ips);
+        }
+        self.save_pod(pod).await
     }
 
     fn pod_removed(&mut self, removed: Result<()>) {

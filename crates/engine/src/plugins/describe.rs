@@ -33,6 +33,7 @@ pub(crate) fn pod_with(
     namespaces: Vec<(String, PathBuf)>,
 ) -> Pod {
     let request = &pod.request;
+    let ips = if pod.ips.is_empty() { &pod.last_ips } else { &pod.ips };
     Pod {
         domain: K8S.to_owned(),
         id: pod.id.to_string(),
@@ -43,7 +44,7 @@ pub(crate) fn pod_with(
         annotations: map(&request.annotations),
         handler: pod.handler.clone(),
         pid: pod.pid1,
-        ips: pod.ips.iter().map(ToString::to_string).collect(),
+        ips: ips.iter().map(ToString::to_string).collect(),
         cgroup_parent: request.cgroup_parent.clone().unwrap_or_default(),
         cgroups_path,
         namespaces,

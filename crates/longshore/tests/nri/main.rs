@@ -9,6 +9,7 @@ mod commands;
 mod contract;
 mod go;
 mod launched;
+mod network;
 mod probe;
 mod simulate;
 mod storm;
