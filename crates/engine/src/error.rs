@@ -81,6 +81,14 @@ pub enum EngineError {
     #[error(transparent)]
     Plugins(Arc<NriError>),
 
+    /// Plugins set what host or handler cannot do.
+    #[error("apply what {} for", nri::asking(plugins))]
+    Adjustment { plugins: Vec<String>, source: Box<EngineError> },
+
+    /// The OCI runtime refused a container that is not as its client asked for it.
+    #[error("{} (adjusted by {})", base::Chain(&**refusal), nri::named(plugins))]
+    Adjusted { plugins: Vec<String>, refusal: Box<EngineError> },
+
     #[error("state store")]
     Store(#[source] Arc<StoreError>),
 
@@ -116,7 +124,10 @@ impl EngineError {
             Self::NotReady { .. } => Kind::Unavailable,
             Self::Unimplemented(_) => Kind::Unimplemented,
             Self::Timeout { .. } => Kind::Deadline,
-            Self::Step { source, .. } | Self::ImageVolume { source, .. } => source.kind(),
+            Self::Step { source, .. }
+            | Self::ImageVolume { source, .. }
+            | Self::Adjustment { source, .. } => source.kind(),
+            Self::Adjusted { refusal, .. } => refusal.kind(),
             Self::Io { source, .. } => Kind::from(source.as_ref()),
             Self::Spec(e) => e.kind(),
             Self::Shim(e) => e.kind(),

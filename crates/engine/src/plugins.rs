@@ -25,7 +25,7 @@ pub(crate) mod describe;
 mod domain;
 mod host;
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use base::{Chain, Id};
 use nri::{Ask, Nri, NriError, RuntimeInfo, State};
@@ -258,6 +258,32 @@ impl Plugins {
             remember_update(shared, id, update).await;
         }
         Ok(limits)
+    }
+
+    /// Names the plugin that set the limit that cannot be applied, where it was one.
+    pub(crate) fn blame_update(
+        &self,
+        container: &ContainerRecord,
+        error: EngineError,
+    ) -> EngineError {
+        let field = match &error {
+            EngineError::Spec(refused) => refused.field(),
+            EngineError::Invalid { field, .. } => Some(field.as_str()),
+            _ => None,
+        };
+        let fields = field.map(adjust::fields_of).unwrap_or_default();
+        let journal = self.nri.journal(container.id.as_str());
+        let last = journal.as_ref().and_then(|journal| journal.updates.back());
+        let owners = last.into_iter().flat_map(|update| &update.owners);
+        let set = owners.filter(|(owned, _)| fields.iter().any(|f| f.field == owned.field));
+        let plugins: BTreeSet<_> = set.map(|(_, plugin)| plugin.clone()).collect();
+        match plugins.is_empty() {
+            true => error,
+            false => {
+                let (plugins, source) = (plugins.into_iter().collect(), Box::new(error));
+                EngineError::Adjustment { plugins, source }
+            }
+        }
     }
 
     pub(crate) async fn post_update(&self, shared: &Arc<Shared>, container: &ContainerRecord) {

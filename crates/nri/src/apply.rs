@@ -23,13 +23,15 @@ use std::{
 };
 
 use nri_wire::{
-    api::{ContainerAdjustment, LinuxContainerAdjustment, LinuxDevice, LinuxNamespace, Mount},
+    api::{
+        ContainerAdjustment, Field, LinuxContainerAdjustment, LinuxDevice, LinuxNamespace, Mount,
+    },
     oci::UnknownName,
 };
 use oci_spec::runtime as oci;
 use serde::Deserialize;
 
-use crate::merge::removed;
+use crate::{merge::removed, owners::FieldKey};
 
 /// A failure of the host, of whatever kind.
 pub type HostError = Box<dyn std::error::Error + Send + Sync>;
@@ -100,6 +102,10 @@ pub enum ApplyError {
     #[error("the specification has no process to set {0} of")]
     NoProcess(&'static str),
 
+    /// A value that no container can be started with.
+    #[error("{field}: {why}")]
+    Value { field: FieldKey, why: String },
+
     #[error("annotation {0:?} may not be set by a plugin")]
     Annotation(String),
 
@@ -111,16 +117,56 @@ pub enum ApplyError {
     #[error("{doing}")]
     Host {
         doing: String,
+        /// What the host was asked about.
+        fields: Vec<FieldKey>,
         #[source]
         source: HostError,
     },
 }
 
 impl ApplyError {
-    fn host(doing: impl Into<String>) -> impl FnOnce(HostError) -> Self {
-        let doing = doing.into();
-        move |source| Self::Host { doing, source }
+    fn host(
+        doing: impl Into<String>,
+        fields: impl IntoIterator<Item = FieldKey>,
+    ) -> impl FnOnce(HostError) -> Self {
+        let (doing, fields) = (doing.into(), fields.into_iter().collect());
+        move |source| Self::Host { doing, fields, source }
     }
+
+    fn value(field: FieldKey, why: impl Into<String>) -> Self {
+        Self::Value { field, why: why.into() }
+    }
+
+    /// The fields it is about, as far as that is known.
+    pub fn fields(&self) -> Vec<FieldKey> {
+        match self {
+            Self::Unknown(UnknownName { what, .. }) => fields_called(what),
+            Self::NoProcess(_) => Vec::new(),
+            Self::Value { field, .. } => vec![field.clone()],
+            Self::Annotation(key) => vec![FieldKey::new(Field::Annotations, key)],
+            Self::NotPropagated { destination, .. } => {
+                vec![FieldKey::new(Field::Mounts, destination)]
+            }
+            Self::Host { fields, .. } => fields.clone(),
+        }
+    }
+}
+
+/// The fields whose values are names of this kind.
+fn fields_called(what: &str) -> Vec<FieldKey> {
+    let field = match what {
+        "rlimit" => Field::Rlimits,
+        "I/O priority class" => Field::IoPriority,
+        "scheduling policy" => Field::LinuxSched,
+        "architecture" | "seccomp flag" | "seccomp action" | "seccomp operator" => {
+            Field::SeccompPolicy
+        }
+        "memory policy" | "memory policy flag" => Field::MemoryPolicy,
+        "device type" => Field::Devices,
+        "namespace" => Field::Namespace,
+        _ => return Vec::new(),
+    };
+    vec![field.into()]
 }
 
 /// Applies an adjustment, whole or not at all.
@@ -168,7 +214,9 @@ fn apply_all(
     process::hooks(spec, adjust.hooks.as_ref());
     if !adjust.cdi_devices.is_empty() {
         let names: Vec<String> = adjust.cdi_devices.iter().map(|d| d.name.clone()).collect();
-        host.inject_cdi(spec, &names).map_err(ApplyError::host("inject CDI devices"))?;
+        let fields = names.iter().map(|name| FieldKey::new(Field::CdiDevices, name));
+        let refused = ApplyError::host("inject CDI devices", fields);
+        host.inject_cdi(spec, &names).map_err(refused)?;
     }
     if let Some(linux) = &adjust.linux {
         apply_linux(spec, linux, host)?;
@@ -317,6 +365,10 @@ fn mounts(spec: &mut oci::Spec, changes: &[Mount], host: &dyn Host) -> Result<()
         mounts.retain(|mount| mount.destination() != Path::new(destination));
     }
     for mount in changes.iter().filter(|mount| removed(&mount.destination).is_none()) {
+        if mount.destination.is_empty() {
+            let field = FieldKey::new(Field::Mounts, "");
+            return Err(ApplyError::value(field, "a mount needs a destination"));
+        }
         propagate(spec, mount, host)?;
         mounts.push(mount.into());
     }
@@ -353,7 +405,9 @@ fn propagate(spec: &mut oci::Spec, mount: &Mount, host: &dyn Host) -> Result<(),
         _ => return Ok(()),
     };
     let doing = format!("find the mount of {:?}", mount.source);
-    let found = host.propagation(Path::new(&mount.source)).map_err(ApplyError::host(doing))?;
+    let field = FieldKey::new(Field::Mounts, &mount.destination);
+    let refused = ApplyError::host(doing, [field]);
+    let found = host.propagation(Path::new(&mount.source)).map_err(refused)?;
     let enough = match wanted {
         "rshared" => found == Propagation::Shared,
         _ => found != Propagation::Private,

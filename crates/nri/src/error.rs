@@ -2,7 +2,9 @@
 
 use nri_wire::{PluginId, api::Event};
 
-use crate::{ApplyError, MergeError, Rejection, domain::DomainError, object::Resources};
+use crate::{
+    ApplyError, MergeError, Rejection, domain::DomainError, object::Resources, owners::Owners,
+};
 
 /// A request that failed. What it began is undone at the plugins that know of it.
 #[derive(Debug, thiserror::Error)]
@@ -22,8 +24,14 @@ pub enum NriError {
     #[error("merge what plugins ask for")]
     Merge(#[from] MergeError),
 
-    #[error("apply what plugins ask for")]
-    Apply(#[from] ApplyError),
+    /// Names the plugins that set what cannot be applied; where that is not known, all that
+    /// adjusted the container.
+    #[error("apply what {} for", asking(plugins))]
+    Apply {
+        plugins: Vec<String>,
+        #[source]
+        source: ApplyError,
+    },
 
     #[error("validator {validator:?} rejected container adjustment, reason: {reason}")]
     Rejected { validator: String, reason: String },
@@ -94,11 +102,32 @@ pub enum Kind {
     Internal,
 }
 
+/// Plugins in words: `plugin 10-a`, `plugins 10-a, 20-b`.
+pub fn named(plugins: &[String]) -> String {
+    match plugins {
+        [] => "plugins".to_owned(),
+        [one] => format!("plugin {one}"),
+        several => format!("plugins {}", several.join(", ")),
+    }
+}
+
+/// The same with their verb: `plugin 10-a asks`.
+pub fn asking(plugins: &[String]) -> String {
+    let verb = if plugins.len() == 1 { "asks" } else { "ask" };
+    format!("{} {verb}", named(plugins))
+}
+
 impl NriError {
+    /// A value of these owners' that cannot be applied to a container.
+    pub(crate) fn not_applied(owners: &Owners, container: &str, source: ApplyError) -> Self {
+        let plugins = owners.setters(container, &source.fields());
+        Self::Apply { plugins: plugins.into_iter().map(str::to_owned).collect(), source }
+    }
+
     pub fn kind(&self) -> Kind {
         match self {
             Self::Refused { .. } | Self::Rejected { .. } | Self::Invalid(_) => Kind::Refused,
-            Self::Merge(_) | Self::Apply(_) | Self::Exists(_) => Kind::Conflict,
+            Self::Merge(_) | Self::Apply { .. } | Self::Exists(_) => Kind::Conflict,
             Self::Silent { .. } | Self::Validator { .. } | Self::Missing(_) | Self::Stopped => {
                 Kind::Unavailable
             }

@@ -45,7 +45,7 @@ mod watch;
 
 pub use apply::{ApplyError, BareHost, Host, HostError, Propagation};
 pub use domain::{Domain, DomainError};
-pub use error::{ChangeError, Kind, NriError, Silence};
+pub use error::{ChangeError, Kind, NriError, Silence, asking, named};
 pub use journal::{Adjusted, Journal, Updated};
 pub use merge::{
     Claimant, Creation, FieldSet, MergeError, Merged, UnknownField, Updates, Updating,

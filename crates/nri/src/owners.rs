@@ -6,7 +6,10 @@
 //! **Invariant:** an owner in the table is the one plugin whose value the field has; a
 //! cleared field is in the table as its clearer with a leading `-`.
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use nri_wire::api::{CompoundFieldOwners, Field, FieldOwners, OwningPlugins};
 
@@ -51,6 +54,26 @@ impl Owners {
         let compound = compound.and_then(|fields| fields.compound.get(&(field as i32)));
         let all = compound.into_iter().flat_map(|compound| &compound.owners);
         all.filter(|(_, owner)| !owner.starts_with('-')).map(|(k, o)| (k.as_str(), o.as_str()))
+    }
+
+    /// The plugins that set these fields of a container; where nobody did, or no field is
+    /// given, all plugins that set anything of it. A field without a key stands for all its
+    /// entries.
+    pub fn setters(&self, container: &str, fields: &[FieldKey]) -> BTreeSet<&str> {
+        let own = || self.iter().filter(|(id, ..)| *id == container);
+        let about = |found: &FieldKey| {
+            let same = |field: &&FieldKey| {
+                field.field == found.field && (field.key.is_none() || field.key == found.key)
+            };
+            fields.iter().any(|field| same(&field))
+        };
+        // Hooks have several owners, divided by commas.
+        let of_fields: BTreeSet<&str> =
+            own().filter(|(_, found, _)| about(found)).flat_map(|(.., by)| by.split(',')).collect();
+        match of_fields.is_empty() {
+            true => own().flat_map(|(.., by)| by.split(',')).collect(),
+            false => of_fields,
+        }
     }
 
     /// Everything, cleared fields left out: container, field, owner.
@@ -155,6 +178,19 @@ impl Owners {
     }
 }
 
+impl FieldKey {
+    pub(crate) fn new(field: Field, key: impl Into<String>) -> Self {
+        Self { field, key: Some(key.into()) }
+    }
+}
+
+/// A field with all its entries.
+impl From<Field> for FieldKey {
+    fn from(field: Field) -> Self {
+        Self { field, key: None }
+    }
+}
+
 impl fmt::Display for FieldKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.field.as_str_name())?;
@@ -217,6 +253,28 @@ mod tests {
             owners.accumulate(C, Field::OciHooks, plugin);
         }
         assert_eq!(owners.owner(C, Field::OciHooks, None), Some("plugin0,plugin1,plugin2"));
+    }
+
+    #[test]
+    fn who_set_a_field_is_known_and_else_who_set_anything() {
+        let mut owners = Owners::default();
+        owners.claim(C, Field::MemLimit, None, "10-a").unwrap();
+        owners.claim(C, Field::Env, Some("X"), "10-a").unwrap();
+        owners.claim(C, Field::Env, Some("Y"), "20-b").unwrap();
+        owners.accumulate(C, Field::OciHooks, "30-c");
+        owners.accumulate(C, Field::OciHooks, "40-d");
+        owners.claim("other", Field::CpuQuota, None, "50-e").unwrap();
+        #[track_caller]
+        fn check(owners: &Owners, fields: &[FieldKey], want: &[&str]) {
+            assert_eq!(owners.setters(C, fields).into_iter().collect::<Vec<_>>(), want);
+        }
+        check(&owners, &[Field::MemLimit.into()], &["10-a"]);
+        check(&owners, &[FieldKey::new(Field::Env, "Y")], &["20-b"]);
+        check(&owners, &[Field::Env.into()], &["10-a", "20-b"]);
+        check(&owners, &[Field::OciHooks.into()], &["30-c", "40-d"]);
+        let all = ["10-a", "20-b", "30-c", "40-d"];
+        check(&owners, &[], &all);
+        check(&owners, &[Field::CpuQuota.into()], &all);
     }
 
     #[test]

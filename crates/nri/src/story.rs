@@ -79,6 +79,13 @@ impl Story {
         self.owners.is_empty() && self.changes.is_empty() && self.updates.is_empty()
     }
 
+    /// The plugins that wanted something changed at the creation, in the order in which they
+    /// were asked.
+    pub fn adjusters(&self) -> impl Iterator<Item = &str> {
+        let adjusted = self.plugins.iter().filter(|answer| !answer.asked.is_null());
+        adjusted.map(|answer| answer.plugin.as_str())
+    }
+
     /// Adds a later change, and forgets the oldest where there are many.
     pub fn update(&mut self, updated: &Updated, at: i64) {
         if self.updates.len() >= UPDATES {

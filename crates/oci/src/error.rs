@@ -40,6 +40,18 @@ impl OciError {
         }
     }
 
+    /// The field it names.
+    pub fn field(&self) -> Option<&str> {
+        match self {
+            Self::Invalid { field, .. }
+            | Self::NotFound { field, .. }
+            | Self::Unable { field, .. }
+            | Self::RecursiveReadonly { field, .. }
+            | Self::Host { field, .. } => Some(field),
+            Self::Missing { .. } | Self::Spec(_) => None,
+        }
+    }
+
     pub(crate) fn invalid(field: impl Into<String>, why: impl Into<String>) -> Self {
         Self::Invalid { field: field.into(), why: why.into() }
     }

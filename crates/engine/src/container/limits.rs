@@ -47,7 +47,8 @@ pub(crate) async fn update(
     let _stage = shared.stages.enter(container.id, "update-container");
     let asked = nri::Resources { linux: oci::to_linux(&asked)?, ..nri::Resources::default() };
     let asked = shared.plugins.update(&shared, &container, asked).await?;
-    let changed = change(&shared, &container, &asked, &turn).await?;
+    let changed = change(&shared, &container, &asked, &turn).await;
+    let changed = changed.map_err(|error| shared.plugins.blame_update(&container, error))?;
     shared.plugins.post_update(&shared, &container).await;
     Ok(changed)
 }

@@ -69,6 +69,22 @@ pub(crate) async fn start(
     }
 }
 
+/// Names the plugins that adjusted a container in what the OCI runtime says against it.
+fn blame(shared: &Shared, container: &ContainerRecord, error: EngineError) -> EngineError {
+    match &error {
+        EngineError::Program { .. } => {}
+        EngineError::Shim(refusal) if matches!(**refusal, ShimError::Refused { .. }) => {}
+        _ => return error,
+    }
+    let told = shared.stories.get(&container.id);
+    let plugins = told.iter().flat_map(|told| told.story.adjusters().map(str::to_owned));
+    let plugins: Vec<_> = plugins.collect();
+    match plugins.is_empty() {
+        true => error,
+        false => EngineError::Adjusted { plugins, refusal: Box::new(error) },
+    }
+}
+
 /// The task, whose process does not run yet. Limits do not change while the spec is read.
 async fn create(
     shared: &Shared,
@@ -87,15 +103,16 @@ async fn create(
     }
 }
 
-/// Says of a program that could not be executed what is wrong with it.
+/// Says of a program that could not be executed what is wrong with it, and who had a hand in it.
 async fn refused(shared: &Shared, container: &ContainerRecord, error: ShimError) -> EngineError {
     let path = shared.layout.spec(&container.pod, &container.id);
     let spec = blocking(move || read_json::<oci::Spec>(&path)).await;
     let args = spec.ok().and_then(|spec| spec.process().as_ref()?.args().clone());
-    match args.as_deref() {
+    let error = match args.as_deref() {
         Some([program, ..]) => program::explain(error, program),
         _ => error.into(),
-    }
+    };
+    blame(shared, container, error)
 }
 
 /// Ends and deletes a task that nobody has started. One that is still being created is ended as

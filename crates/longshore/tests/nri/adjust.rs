@@ -250,6 +250,53 @@ async fn what_nobody_here_can_do_is_refused_by_name() {
     world.finish().await;
 }
 
+/// Whoever reads the error knows whose it is, though others adjusted the container too.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_applied_names_the_plugin_that_asked_for_it() {
+    let Some(world) = World::new("what_cannot_be_applied").await else { return };
+    let second = connect(&world.node, "20-second").await;
+    script(&second.on_create, |_| {
+        let mut creation = Creation::default();
+        creation.adjustment.env.set("SECOND", "1");
+        Ok(creation)
+    });
+    world.adjust(|container, adjust| match container.name.as_str() {
+        "memory" => adjust.resources.memory.limit = Some(-5),
+        "rlimit" => {
+            adjust.rlimits.insert("RLIMIT_NOFILE".into(), Rlimit { hard: 10, soft: 20 });
+        }
+        // Of the names that no variable can have the SDK lets only this one pass.
+        "env" => drop(adjust.env.set("A\0", "1")),
+        "oom" => adjust.oom_score_adj = Some(5000),
+        "cdi" => drop(adjust.cdi_devices.insert("vendor.example/none=0".into())),
+        "cgroup" => adjust.cgroups_path = Some("../up".into()),
+        // Of nobody's namespace: the OCI runtime refuses it.
+        "sysctl" => drop(adjust.sysctl.set("kernel.no_such_thing", "1")),
+        _ => {}
+    });
+    for (name, want) in [
+        ("memory", "resources.memory_limit: -5 is "),
+        ("rlimit", "Rlimits \"RLIMIT_NOFILE\": soft 20 is above hard 10"),
+        ("env", "Env \"A\\0\": the name of a variable must not hold a NUL byte"),
+        ("oom", "OomScoreAdj: 5000 is not in -1000..=1000"),
+        ("cdi", "inject CDI devices"),
+        ("cgroup", "cgroups_path: \"../up\""),
+    ] {
+        let error = world.refused(name).await;
+        let want = format!("apply what plugin 10-probe asks for: {want}");
+        assert!(error.message().contains(&want), "{name}: {error}");
+    }
+    assert_eq!(world.cri.containers().await.unwrap(), []);
+
+    let id = world.cri.create(&world.pod, world.node.sh("sysctl", "true")).await.unwrap();
+    let error = world.cri.start(&id).await.unwrap_err();
+    let want = "(adjusted by plugins 10-probe, 20-second)";
+    assert!(error.message().ends_with(want), "{error}");
+    assert!(world.cri.status(&id).await.unwrap().message.contains(want));
+    drop(second);
+    world.finish().await;
+}
+
 /// The 19th field of stat is nice, the 41st the scheduling policy: 3 is batch.
 const PRIORITIES: &str = "busybox cut -d' ' -f19,41 /proc/self/stat; busybox ionice -p $$";
 

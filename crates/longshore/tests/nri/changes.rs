@@ -104,6 +104,17 @@ async fn an_update_is_what_plugins_make_of_it() {
     let error = world.update(&id, 100).await.unwrap_err();
     assert!(error.message().contains("never"), "{error}");
     assert_eq!(world.shares(&id).await, 300, "refused, and as it was");
+
+    script(&world.probe.on_update, |(container, _)| {
+        let mut own = pids(&container.id, 33);
+        own.resources.memory.limit = Some(-5);
+        let mut changes = Changes::default();
+        changes.updates.add(own);
+        Ok(changes)
+    });
+    let error = world.update(&id, 100).await.unwrap_err();
+    let want = "apply what plugin 10-probe asks for: resources.memory_limit: -5 is below -1";
+    assert!(error.message().contains(want), "{error}");
     world.finish().await;
 }
 
@@ -233,7 +244,7 @@ async fn changes_with_a_stop_or_a_sync_fail_alone() {
         script(&probe.on_sync, move |_| Ok([asked.clone()].into_iter().collect()));
     })
     .await;
-    world.node.daemon.logged("updates that came with Synchronize").await.unwrap();
+    world.node.daemon.logged("failed to apply the updates a plugin answered with").await.unwrap();
     let id = world.sleeper("c").await;
     late.heard("CreateContainer", &id).await;
     drop(late);

@@ -177,6 +177,28 @@ fn one_that_refuses_crashes_or_hangs_is_named() {
 }
 
 #[test]
+fn what_a_daemon_would_refuse_is_refused_and_the_plugin_named() {
+    let desk = Desk::new(POD);
+    let good = desk.plugin("10-good", &env("GOOD", "1"));
+    let check = |wish: Wish, want: &str| {
+        let bad = desk.plugin("20-bad", &Act { wish, ..Act::default() });
+        let said = desk.simulate(&[&good, &bad], &[]);
+        assert_eq!(said.code, Some(1), "{want}: {}", said.out);
+        let error = said.out.lines().find(|line| line.starts_with("ERROR: ")).unwrap();
+        let want = format!("apply what plugin 20-bad asks for: {want}");
+        assert!(error.contains(&want), "{want}: {error}");
+    };
+    let wish = Wish::default;
+    check(Wish { memory: Some(-5), ..wish() }, "resources.memory_limit: -5");
+    check(Wish { oom: Some(5000), ..wish() }, "OomScoreAdj: 5000 is not in");
+    let rlimits = [("RLIMIT_CORE".to_owned(), (20, 10))].into();
+    check(Wish { rlimits, ..wish() }, "Rlimits \"RLIMIT_CORE\": soft 20 is above hard 10");
+    // Of the names that no variable can have the SDK lets only this one pass.
+    let variable = [("A\0".to_owned(), "1".to_owned())].into();
+    check(Wish { env: variable, ..wish() }, "Env \"A\\0\": ");
+}
+
+#[test]
 fn other_containers_are_changed_and_evicted_on_paper() {
     let desk = Desk::new(POD);
     let shrinks = [("helper".to_owned(), 7)].into();
@@ -254,7 +276,8 @@ fn sample_plugins_and_one_in_go_work_without_a_daemon() {
     fs::write(desk.path("pod.yaml"), POD).unwrap();
     let said = desk.simulate(&[&go], &[]);
     assert_eq!(said.code, Some(1));
-    assert!(said.out.contains("ERROR: resources.cpu_realtime_runtime"), "{}", said.out);
+    let want = "ERROR: apply what plugin 10-nri-go asks for: resources.cpu_realtime_runtime";
+    assert!(said.out.contains(want), "{}", said.out);
 }
 
 #[test]

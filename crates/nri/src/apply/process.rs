@@ -1,12 +1,16 @@
 //! What an adjustment does to the process and its hooks.
 
 use nri_wire::api::{
-    Hooks, IoPrioClass, KeyValue, LinuxContainerAdjustment, LinuxSchedulerPolicy, PosixRlimit,
+    Field, Hooks, IoPrioClass, KeyValue, LinuxContainerAdjustment, LinuxSchedulerPolicy,
+    PosixRlimit,
 };
 use oci_spec::runtime as oci;
 
 use super::ApplyError;
-use crate::merge::removed;
+use crate::{merge::removed, owners::FieldKey};
+
+/// What the kernel takes for an OOM score adjustment.
+const OOM_SCORES: std::ops::RangeInclusive<i32> = -1000..=1000;
 
 fn process<'a>(
     spec: &'a mut oci::Spec,
@@ -20,6 +24,7 @@ pub(super) fn env(spec: &mut oci::Spec, changes: &[KeyValue]) -> Result<(), Appl
     if changes.is_empty() {
         return Ok(());
     }
+    changes.iter().try_for_each(check_variable)?;
     let process = process(spec, "the environment")?;
     let mut env = process.env().clone().unwrap_or_default();
     let named = |entry: &str, name: &str| entry.split('=').next() == Some(name);
@@ -38,6 +43,19 @@ pub(super) fn env(spec: &mut oci::Spec, changes: &[KeyValue]) -> Result<(), Appl
     }
     process.set_env((!env.is_empty()).then_some(env));
     Ok(())
+}
+
+/// What no process can have in its environment.
+fn check_variable(change: &KeyValue) -> Result<(), ApplyError> {
+    let key = removed(&change.key).unwrap_or(&change.key);
+    let why = match key {
+        "" => "a variable needs a name",
+        key if key.contains('=') => "the name of a variable must not hold '='",
+        key if key.contains('\0') => "the name of a variable must not hold a NUL byte",
+        _ if change.value.contains('\0') => "the value of a variable must not hold a NUL byte",
+        _ => return Ok(()),
+    };
+    Err(ApplyError::value(FieldKey::new(Field::Env, key), why))
 }
 
 pub(super) fn args(spec: &mut oci::Spec, args: &[String]) -> Result<(), ApplyError> {
@@ -80,9 +98,12 @@ pub(super) fn priorities(
 ) -> Result<(), ApplyError> {
     if let Some(score) = adjust.oom_score_adj {
         let process = process(spec, "the OOM score")?;
-        // The kernel knows −1000 to 1000.
-        let score = i32::try_from(score.value.clamp(-1000, 1000)).expect("clamped");
-        process.set_oom_score_adj(Some(score));
+        let taken = i32::try_from(score.value).ok().filter(|score| OOM_SCORES.contains(score));
+        let refused = || {
+            let why = format!("{} is not in {OOM_SCORES:?}", score.value);
+            ApplyError::value(Field::OomScoreAdj.into(), why)
+        };
+        process.set_oom_score_adj(Some(taken.ok_or_else(refused)?));
     }
     if let Some(io) = &adjust.io_priority {
         let process = process(spec, "the I/O priority")?;
@@ -105,6 +126,10 @@ pub(super) fn rlimits(spec: &mut oci::Spec, changes: &[PosixRlimit]) -> Result<(
     let mut rlimits = process.rlimits().clone().unwrap_or_default();
     for change in changes {
         let rlimit: oci::PosixRlimit = change.try_into()?;
+        if rlimit.soft() > rlimit.hard() {
+            let why = format!("soft {} is above hard {}", rlimit.soft(), rlimit.hard());
+            return Err(ApplyError::value(FieldKey::new(Field::Rlimits, &change.r#type), why));
+        }
         match rlimits.iter_mut().find(|have| have.typ() == rlimit.typ()) {
             Some(have) => *have = rlimit,
             None => rlimits.push(rlimit),

@@ -1,6 +1,6 @@
 //! What an adjustment does to resources: limits, device rules, classes, RDT.
 
-use nri_wire::api::{LinuxCpu, LinuxMemory, LinuxRdt, LinuxResources, OptionalString};
+use nri_wire::api::{Field, LinuxCpu, LinuxMemory, LinuxRdt, LinuxResources, OptionalString};
 use oci_spec::runtime as oci;
 
 use super::{ApplyError, Host};
@@ -15,7 +15,7 @@ pub(super) fn resources(
     let rules: Result<Vec<_>, _> = adjust.devices.iter().map(TryInto::try_into).collect();
     let rules: Vec<oci::LinuxDeviceCgroup> = rules?;
     append_rules(&mut all, rules);
-    host.check_resources(&mut all).map_err(ApplyError::host("check resources"))?;
+    host.check_resources(&mut all).map_err(ApplyError::host("check resources", []))?;
     block_io_class(&mut all, adjust.blockio_class.as_ref(), host)?;
     let nothing = linux.resources().is_none() && all == oci::LinuxResources::default();
     if !nothing {
@@ -159,7 +159,8 @@ fn block_io_class(
         Some("") => drop(all.set_block_io(None)),
         Some(class) => {
             let doing = format!("resolve block I/O class {class:?}");
-            let block_io = host.block_io(class).map_err(ApplyError::host(doing))?;
+            let refused = ApplyError::host(doing, [Field::BlockioClass.into()]);
+            let block_io = host.block_io(class).map_err(refused)?;
             all.set_block_io(Some(block_io));
         }
     }
@@ -176,7 +177,8 @@ fn rdt_class(
         Some("") => drop(linux.set_intel_rdt(None)),
         Some(class) => {
             let doing = format!("resolve RDT class {class:?}");
-            let rdt = host.rdt(class).map_err(ApplyError::host(doing))?;
+            let refused = ApplyError::host(doing, [Field::RdtClass.into()]);
+            let rdt = host.rdt(class).map_err(refused)?;
             linux.set_intel_rdt(Some(rdt));
         }
     }

@@ -296,9 +296,9 @@ fn priorities_are_set_and_removed() {
         oci::LinuxSchedulerPolicy::SchedFifo
     );
     let mut spec = spec;
-    apply(&mut spec, &adjust(4000, 0, 0), &TestHost).unwrap();
+    apply(&mut spec, &adjust(-1000, 0, 0), &TestHost).unwrap();
     let process = spec.process().as_ref().unwrap();
-    assert_eq!(process.oom_score_adj(), Some(1000));
+    assert_eq!(process.oom_score_adj(), Some(-1000));
     assert!(process.io_priority().is_none() && process.scheduler().is_none());
 }
 
@@ -425,6 +425,63 @@ fn seccomp_and_memory_policy_and_cgroup_path() {
     assert_eq!(linux.seccomp().as_ref().unwrap().default_errno_ret(), Some(38));
     assert_eq!(linux.memory_policy().as_ref().unwrap().nodes().as_deref(), Some("0-1"));
     assert_eq!(linux.cgroups_path().as_deref(), Some(Path::new("/x")));
+}
+
+/// Each with the field it is about, by which its plugin is found.
+#[test]
+fn values_that_no_container_can_have_are_refused() {
+    #[track_caller]
+    fn check(adjust: &ContainerAdjustment, want: &str) {
+        let error = apply(&mut spec(), adjust, &TestHost).unwrap_err();
+        assert_eq!(error.to_string(), want);
+        let field = &error.fields()[0];
+        assert!(want.starts_with(&field.to_string()), "{field}");
+    }
+    let env = |key: &str, value: &str| ContainerAdjustment {
+        env: vec![KeyValue { key: key.to_owned(), value: value.to_owned() }],
+        ..Default::default()
+    };
+    check(&env("", "x"), r#"Env "": a variable needs a name"#);
+    check(&env("-", ""), r#"Env "": a variable needs a name"#);
+    check(&env("A=B", "x"), r#"Env "A=B": the name of a variable must not hold '='"#);
+    check(&env("A\0", "x"), r#"Env "A\0": the name of a variable must not hold a NUL byte"#);
+    check(&env("A", "x\0"), r#"Env "A": the value of a variable must not hold a NUL byte"#);
+    let oom = |value| {
+        let oom_score_adj = Some(OptionalInt { value });
+        linux_adjust(LinuxContainerAdjustment { oom_score_adj, ..Default::default() })
+    };
+    check(&oom(5000), "OomScoreAdj: 5000 is not in -1000..=1000");
+    check(&oom(-1001), "OomScoreAdj: -1001 is not in -1000..=1000");
+    check(&oom(i64::MAX), "OomScoreAdj: 9223372036854775807 is not in -1000..=1000");
+    let rlimit = PosixRlimit { r#type: "RLIMIT_CORE".to_owned(), hard: 1, soft: 2 };
+    let rlimits = ContainerAdjustment { rlimits: vec![rlimit], ..Default::default() };
+    check(&rlimits, r#"Rlimits "RLIMIT_CORE": soft 2 is above hard 1"#);
+    let mounts = vec![mount("", "/x", &[])];
+    let nowhere = ContainerAdjustment { mounts, ..Default::default() };
+    check(&nowhere, r#"Mounts "": a mount needs a destination"#);
+}
+
+/// Also what is refused for another reason says which field it is about.
+#[test]
+fn every_refusal_knows_its_field() {
+    #[track_caller]
+    fn check(adjust: &ContainerAdjustment, want: &str) {
+        let error = apply(&mut spec(), adjust, &BareHost).unwrap_err();
+        let fields: Vec<_> = error.fields().iter().map(ToString::to_string).collect();
+        assert_eq!(fields, [want], "{error}");
+    }
+    let named = |value: &str| Some(OptionalString { value: value.to_owned() });
+    let class = LinuxResources { blockio_class: named("gold"), ..Default::default() };
+    check(&with_resources(class), "BlockioClass");
+    let cdi_devices = vec![CdiDevice { name: "v/c=d".to_owned() }];
+    check(&ContainerAdjustment { cdi_devices, ..Default::default() }, r#"CdiDevices "v/c=d""#);
+    let rlimits = vec![PosixRlimit { r#type: "RLIMIT_ODD".to_owned(), ..Default::default() }];
+    check(&ContainerAdjustment { rlimits, ..Default::default() }, "Rlimits");
+    let mounts = vec![mount("/p", "/private", &["rshared"])];
+    check(&ContainerAdjustment { mounts, ..Default::default() }, r#"Mounts "/p""#);
+    let namespaces = vec![LinuxNamespace { r#type: "odd".to_owned(), ..Default::default() }];
+    let linux = LinuxContainerAdjustment { namespaces, ..Default::default() };
+    check(&linux_adjust(linux), "Namespace");
 }
 
 #[test]

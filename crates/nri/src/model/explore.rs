@@ -241,6 +241,7 @@ impl World {
             }
             Choice::Join => {
                 self.budget.joins -= 1;
+                // One that takes several at once, or not, by when it comes.
                 self.join(2, self.next % 2 == 1);
             }
         }

@@ -103,7 +103,7 @@ async fn what_cannot_be_applied_fails_and_is_undone() {
     };
     let _plugin =
         world.plugin("10-a", Script::new("CreateContainer,StopContainer").adjusting(cdi)).await;
-    assert!(matches!(world.create("c").await, Err(NriError::Apply(_))));
+    assert!(matches!(world.create("c").await, Err(NriError::Apply { .. })));
     world.settle().await;
     assert_eq!(world.told.count("10-a StopContainer c"), 1);
 }

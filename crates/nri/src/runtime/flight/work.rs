@@ -12,7 +12,7 @@ use ttrpc::Metadata;
 use super::with_resources;
 use crate::{
     Claimant, Creation, MergeError, Merged, Owners, Updates, Updating,
-    apply::{self, ApplyError, Host},
+    apply::{self, Host},
     error::NriError,
     journal::{Adjusted, Journal},
     model::{Place, is_refusable},
@@ -303,8 +303,10 @@ impl Work {
         match &mut self.kind {
             Kind::Create(creating) => creating.settle()?,
             Kind::Update(updating, settled) => {
-                let resources = Resources::from_wire(updating.resources());
-                *settled = Some(Box::new(resources.map_err(ApplyError::from)?));
+                let resources = Resources::from_wire(updating.resources()).map_err(|unknown| {
+                    NriError::not_applied(updating.owners(), self.subject.id(), unknown.into())
+                })?;
+                *settled = Some(Box::new(resources));
             }
             _ => {}
         }
@@ -404,11 +406,15 @@ impl Creating {
         }
     }
 
-    fn settle(&mut self) -> Result<(), ApplyError> {
-        let adjust = &self.creation.merged().adjust;
+    fn settle(&mut self) -> Result<(), NriError> {
+        let Merged { adjust, owners, .. } = self.creation.merged();
+        let id = self.creation.original().id.as_str();
         self.adjusted = Some(match *adjust == ContainerAdjustment::default() {
             true => Arc::clone(&self.spec),
-            false => Arc::new(apply::applied(&self.spec, adjust, &*self.host)?),
+            false => {
+                let applied = apply::applied(&self.spec, adjust, &*self.host);
+                Arc::new(applied.map_err(|source| NriError::not_applied(owners, id, source))?)
+            }
         });
         Ok(())
     }
