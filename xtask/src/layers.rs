@@ -17,7 +17,7 @@ use crate::{
 /// already: where they belong was decided with the layers.
 const LAYERS: &[&[&str]] = &[
     &["base", "ttrpc-build", "xtask"],
-    &["store", "sys", "ttrpc", "telemetry"],
+    &["h2-authority", "store", "sys", "ttrpc", "telemetry"],
     &["api-admin", "api-cri", "api-docker", "api-shim", "nri-wire"],
     &["shim-io"],
     &["content", "net", "nri", "nri-sdk", "oci", "probe", "shim", "shim-client", "snapshot"],
@@ -85,6 +85,10 @@ const RULES: &[Rule] = &[
         why: "stream asks a trait for the work, so that others can use it",
     },
     Rule {
+        ban: Ban::AllOfOursBut { crates: &["h2-authority"], allowed: &[] },
+        why: "h2-authority knows HTTP/2 and nothing of who serves it",
+    },
+    Rule {
         ban: Ban::AllOfOursBut { crates: &["ttrpc"], allowed: &[] },
         why: "ttrpc knows neither NRI nor shims, and the published SDK stands on it",
     },
@@ -114,6 +118,10 @@ const RULES: &[Rule] = &[
             refused: "api-shim",
         },
         why: "the shim protocol has two ends, and what both have in common",
+    },
+    Rule {
+        ban: Ban::AllBut { users: &["h2-authority"], refused: "loona-hpack" },
+        why: "header compression is h2's, but for what h2 refuses to read",
     },
     Rule {
         ban: Ban::AllBut { users: &["store"], refused: "rusqlite" },
