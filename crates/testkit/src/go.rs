@@ -19,6 +19,8 @@ pub enum GoTool {
     Critest,
     /// A plugin of ours on the official stub.
     NriPlugin,
+    /// Calls Version by each kind of target that grpc-go has for a unix socket.
+    GrpcClient,
 }
 
 impl GoTool {
@@ -28,6 +30,7 @@ impl GoTool {
             Self::Runc => "runc",
             Self::Critest => "critest",
             Self::NriPlugin => "nri-go",
+            Self::GrpcClient => "grpc-go",
         }
     }
 
@@ -37,6 +40,7 @@ impl GoTool {
             Self::Crictl | Self::Critest => "tests/tools",
             Self::Runc => "tests/tools/runc",
             Self::NriPlugin => "tests/interop/nri-go",
+            Self::GrpcClient => "tests/interop/grpc-go",
         }
     }
 
@@ -45,14 +49,14 @@ impl GoTool {
             Self::Crictl => "sigs.k8s.io/cri-tools/cmd/crictl",
             Self::Runc => "github.com/opencontainers/runc",
             Self::Critest => "sigs.k8s.io/cri-tools/cmd/critest",
-            Self::NriPlugin => ".",
+            Self::NriPlugin | Self::GrpcClient => ".",
         }
     }
 
     /// A suite of tests is built as one.
     fn how(self) -> &'static [&'static str] {
         match self {
-            Self::Crictl | Self::NriPlugin => &["build"],
+            Self::Crictl | Self::NriPlugin | Self::GrpcClient => &["build"],
             Self::Runc => &["build", "-tags", "seccomp"],
             Self::Critest => &["test", "-c"],
         }

@@ -8,6 +8,7 @@
 use std::{io, time::Duration};
 
 use bytes::Bytes;
+use h2_authority::AuthorityStream;
 use http::{Request, Response};
 use hyper::{
     body::{Body, Incoming},
@@ -67,7 +68,7 @@ impl Listener for TcpListener {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Protocol {
-    /// gRPC, by prior knowledge.
+    /// gRPC, by prior knowledge. Any `:authority` is accepted, as clients of unix sockets need it.
     Http2,
     Http1,
 }
@@ -127,15 +128,17 @@ impl Connections {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let (io, service) = (TokioIo::new(stream), TowerToHyperService::new(service));
+        let service = TowerToHyperService::new(service);
         match protocol {
             Protocol::Http2 => self.drive(
                 http2::Builder::new(self.clone())
                     .timer(TokioTimer::new())
-                    .serve_connection(io, service),
+                    .serve_connection(TokioIo::new(AuthorityStream::new(stream)), service),
             ),
             Protocol::Http1 => self.drive(
-                http1::Builder::new().timer(TokioTimer::new()).serve_connection(io, service),
+                http1::Builder::new()
+                    .timer(TokioTimer::new())
+                    .serve_connection(TokioIo::new(stream), service),
             ),
         }
     }
