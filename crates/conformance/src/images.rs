@@ -4,13 +4,9 @@
 //! masks `/bin/ls` alone), nginx says "master process" in its title, httpd says its name,
 //! `pause` is another image than the rest because its tags are counted.
 
-use std::{
-    fs,
-    io::Write,
-    process::{Command, Stdio},
-};
+use std::{fs, process::Command};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use testkit::{
     image::{Image, ImageBuilder, Index, Layer, LayerBuilder},
@@ -68,7 +64,7 @@ pub(crate) fn push_all(registry: &Registry, programs: &Programs) -> Result<Strin
     push_pauses(registry)?;
     push_shells(registry, &shell);
     push_servers(registry, programs, &shell)?;
-    let rights = LayerBuilder::default().file("nnp", 0o4755, &compiled(RIGHTS)?).build();
+    let rights = LayerBuilder::default().file("nnp", 0o4755, &testkit::compiled(RIGHTS)?).build();
     let image = shell(&[rights]).set("Entrypoint", json!(["/nnp"])).set("Cmd", Value::Null);
     registry.push(&format!("{E2E}/nonewprivs"), "1.3", &image.build());
     push_users(registry, &shell);
@@ -78,7 +74,7 @@ pub(crate) fn push_all(registry: &Registry, programs: &Programs) -> Result<Strin
 type Shell<'a> = dyn Fn(&[Layer]) -> ImageBuilder + 'a;
 
 fn push_pauses(registry: &Registry) -> Result<()> {
-    let layer = LayerBuilder::default().file("pause", 0o755, &compiled(WAIT)?).build();
+    let layer = LayerBuilder::default().file("pause", 0o755, &testkit::compiled(WAIT)?).build();
     let image = || {
         ImageBuilder::default()
             .layer(layer.clone())
@@ -220,20 +216,4 @@ fn nginx(programs: &Programs, port: u16) -> Result<Layer> {
         layer = layer.file(path.trim_start_matches('/'), 0o755, &bytes);
     }
     Ok(layer.build())
-}
-
-/// A static program of `source`.
-fn compiled(source: &str) -> Result<Vec<u8>> {
-    let dir = tempfile::tempdir()?;
-    let out = dir.path().join("program");
-    let mut cc = Command::new("cc")
-        .args(["-Os", "-static", "-s", "-x", "c", "-o"])
-        .arg(&out)
-        .arg("-")
-        .stdin(Stdio::piped())
-        .spawn()
-        .context("run cc")?;
-    cc.stdin.take().context("its input")?.write_all(source.as_bytes())?;
-    ensure!(cc.wait()?.success(), "cc refused the source");
-    Ok(fs::read(out)?)
 }

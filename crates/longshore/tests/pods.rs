@@ -5,13 +5,16 @@
 use std::{collections::BTreeSet, fs, path::PathBuf, time::Duration};
 
 use api_cri::v1::{
-    Capability, ContainerConfig, ContainerMetadata, ContainerState, Int64Value, KeyValue,
-    LinuxContainerConfig, LinuxContainerResources, LinuxContainerSecurityContext, NamespaceMode,
-    NamespaceOption, PodSandboxConfig, PodSandboxStatusRequest, SecurityProfile, Signal,
-    UpdatePodSandboxResourcesRequest, security_profile::ProfileType,
+    Capability, ContainerConfig, ContainerMetadata, ContainerState, ImageSpec, Int64Value,
+    KeyValue, LinuxContainerConfig, LinuxContainerResources, LinuxContainerSecurityContext,
+    NamespaceMode, NamespaceOption, PodSandboxConfig, PodSandboxStatusRequest, SecurityProfile,
+    Signal, UpdatePodSandboxResourcesRequest, security_profile::ProfileType,
 };
 use serde_json::json;
-use testkit::{Cri, Node, Pod};
+use testkit::{
+    Cri, Node, Pod,
+    image::{ImageBuilder, LayerBuilder},
+};
 use tokio::task::JoinSet;
 use tonic::{Code, Status};
 
@@ -342,6 +345,66 @@ async fn a_stop_is_polite_first() {
     cri.stop(&id, 1).await.unwrap();
     assert_eq!(cri.status(&id).await.unwrap().exit_code, 137);
     assert_eq!(node.said(&pod, "stubborn").unwrap(), ["ready", "term"], "asked before killed");
+    node.finish().await.unwrap();
+}
+
+/// A program whose first act is the handler.
+const CATCHES: &str = "
+#include <signal.h>
+#include <unistd.h>
+static void on(int signal) { _exit(42); }
+int main(void) {
+    signal(SIGTERM, on);
+    for (;;) pause();
+}
+";
+
+/// An OCI runtime that always does what others do now and then: its `start` ends before the
+/// container's process has executed its program.
+const EARLY: &str = "#!/bin/sh
+for word in \"$@\"; do
+    if [ \"$word\" = start ]; then (sleep 0.1; runc \"$@\") & exit 0; fi
+done
+exec runc \"$@\"
+";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_right_after_a_start_reaches_the_program() {
+    let name = "a_stop_right_after_a_start_reaches_the_program";
+    for program in ["cc", "runc"] {
+        if std::process::Command::new(program).arg("--version").output().is_err() {
+            return testkit::skip(name, &format!("{program} is not installed"));
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let early = dir.path().join("early");
+    testkit::program(&early, EARLY);
+    let handler = format!("early={}", early.display());
+    let with_handler = |daemon: &mut std::process::Command| {
+        daemon.args(["--handler", &handler]);
+    };
+    let node = Node::start_with(name, LONGSHORE, with_handler).await;
+    let Some(node) = node else { return };
+    let layer = LayerBuilder::default().file("catch", 0o755, &testkit::compiled(CATCHES).unwrap());
+    let image = ImageBuilder::default().layer(layer.build()).build();
+    node.registry.push("catch", "1", &image);
+    let image = format!("{}/catch:1", node.registry.host());
+    let cri = node.cri().await.unwrap();
+    cri.pull(&image).await.unwrap();
+    let pod = cri.run_pod_with("early", &node.pod("p")).await.unwrap();
+    let (rounds, mut lost) = (testkit::rounds(10), 0);
+    for round in 0..rounds {
+        let mut config = node.sh(&format!("c{round}"), "");
+        config.image = Some(ImageSpec { image: image.clone(), ..ImageSpec::default() });
+        config.command = vec!["/catch".to_owned()];
+        let id = cri.run(&pod, config).await.unwrap();
+        cri.stop(&id, 1).await.unwrap();
+        // Killed at the end of its grace, or while it was still a copy of the OCI runtime.
+        lost += u32::from(cri.status(&id).await.unwrap().exit_code != 42);
+        cri.remove(&id).await.unwrap();
+    }
+    // Between its first instruction and its handler a program may be kept waiting on a busy machine.
+    assert!(lost <= rounds / 10, "{lost} of {rounds} signals were lost");
     node.finish().await.unwrap();
 }
 

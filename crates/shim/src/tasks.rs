@@ -360,14 +360,19 @@ impl Tasks {
 
     // === what is done with one that lives ===
 
-    /// Not cancel safe: to be awaited in a task of its own.
+    /// Returns when the container's program runs, so that it can be signalled. Not cancel safe:
+    /// to be awaited in a task of its own.
     pub(crate) async fn start(&self, id: &str, deadline: Option<Instant>) -> Result<u32> {
         let task = self.get(id)?;
-        let _turn = task.turn.lock().await;
+        let turn = task.turn.lock().await;
         task.require("start", &[Phase::Created])?;
         let call = Call::silent("start", &task.bundle, vec![id.into()], deadline);
         self.runtime.run(call).await?;
         task.set_phase(Phase::Running);
+        drop(turn);
+        if let Some(live) = task.init.live() {
+            live.executed().await;
+        }
         Ok(task.init.pid())
     }
 

@@ -29,7 +29,7 @@ pub use example::sdk_example;
 pub use go::GoTool;
 pub use leftovers::Process;
 pub use node::Node;
-pub use program::program;
+pub use program::{compiled, program};
 pub use proxy::ForwardProxy;
 pub use rounds::{rounds, slowness};
 pub use rust::RustTool;

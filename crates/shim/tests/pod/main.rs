@@ -12,4 +12,5 @@ mod namespaces;
 mod priorities;
 mod refusals;
 mod resources;
+mod starts;
 mod world;
