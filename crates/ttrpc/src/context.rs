@@ -92,6 +92,7 @@ pub struct ServerContext {
     /// When the client stops waiting; the handler is dropped then.
     pub deadline: Option<Instant>,
     cancelled: CancellationToken,
+    disconnected: CancellationToken,
 }
 
 impl ServerContext {
@@ -99,8 +100,9 @@ impl ServerContext {
         metadata: Metadata,
         deadline: Option<Instant>,
         cancelled: CancellationToken,
+        disconnected: CancellationToken,
     ) -> Self {
-        Self { metadata, deadline, cancelled }
+        Self { metadata, deadline, cancelled, disconnected }
     }
 
     /// Resolves when the call is over: answered, past its deadline, or its client gone.
@@ -109,6 +111,12 @@ impl ServerContext {
     /// Cancel safe.
     pub fn cancelled(&self) -> WaitForCancellationFuture<'_> {
         self.cancelled.cancelled()
+    }
+
+    /// Cancelled when the connection that the call came by has ended, which may be long after
+    /// the call. For what a call made and its client alone can use.
+    pub fn disconnected(&self) -> CancellationToken {
+        self.disconnected.clone()
     }
 
     pub fn token(&self) -> CancellationToken {

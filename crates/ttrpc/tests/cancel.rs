@@ -176,3 +176,32 @@ async fn a_token_handed_to_other_tasks_fires_when_the_call_is_over() {
     ask::<_, String>(&client, "Echo", ctx, String::from("hang")).await.unwrap_err();
     eventually("both tokens fire", || work.is_empty()).await;
 }
+
+#[tokio::test]
+async fn a_connection_outlives_its_calls_and_its_end_is_told() {
+    use ttrpc::{Server, ServerContext, Service};
+    let work = TaskTracker::new();
+    let spawner = work.clone();
+    let service =
+        Service::new(support::SERVICE).unary("Echo", move |ctx: ServerContext, text: String| {
+            let (over, disconnected) = (ctx.token(), ctx.disconnected());
+            spawner.spawn(async move {
+                over.cancelled().await;
+                assert!(!disconnected.is_cancelled(), "the call is over, its client is there");
+                disconnected.cancelled().await;
+            });
+            async move { Ok(text) }
+        });
+    let (near, far) = tokio::io::duplex(4096);
+    let server = Server::builder().service(service).build();
+    let serving = TaskTracker::new();
+    serving.spawn(async move { server.serve_connection(far).await });
+    let client = Client::new(near);
+    for text in ["x", "y"] {
+        let text = text.to_owned();
+        ask::<_, String>(&client, "Echo", Context::timeout(LONG), text).await.unwrap();
+    }
+    assert_eq!(work.len(), 2);
+    client.close();
+    eventually("the end of the connection is told", || work.is_empty()).await;
+}

@@ -200,7 +200,8 @@ impl Connection {
     fn spawn(&self, id: u32, method: Method, deadline: Option<Instant>, request: Request) {
         let Request { payload, metadata, .. } = request;
         let over = self.gone.child_token();
-        let ctx = ServerContext::new(Metadata::from_wire(metadata), deadline, over.clone());
+        let metadata = Metadata::from_wire(metadata);
+        let ctx = ServerContext::new(metadata, deadline, over.clone(), self.gone.clone());
         let link = Arc::clone(&self.link);
         let stream = matches!(method, Method::Streaming(_)).then(|| {
             let (sender, inbox) = link::inbox();
