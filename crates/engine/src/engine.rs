@@ -96,6 +96,7 @@ impl Engine {
             foreign: OnceCell::new(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
+            stopping: CancellationToken::new(),
         });
         if !shared.groups.is_unified() {
             health.deprecations.note("cgroup-v1", CGROUP_V1);
@@ -141,6 +142,7 @@ impl Engine {
 
     /// Returns when no task of the engine is left. Containers run on.
     pub async fn close(&self) {
+        self.leave_commands();
         self.shared.stop.cancel();
         // What waits for a CNI program is told that it ended.
         self.shared.networks.close().await;
@@ -209,6 +211,17 @@ impl Engine {
     /// Ends all subscriptions: who serves them need not wait for their clients.
     pub fn end_subscriptions(&self) {
         self.shared.events.close();
+    }
+
+    /// To be called before the callers of commands are ended because the daemon stops: from now
+    /// on commands are left running, and whoever waits for one is told so.
+    pub fn leave_commands(&self) {
+        self.shared.stopping.cancel();
+    }
+
+    /// Resolves when commands are left. Cancel safe.
+    pub async fn stopping(&self) {
+        self.shared.stopping.cancelled().await;
     }
 
     /// What is in flight now.

@@ -107,6 +107,9 @@ pub enum EngineError {
 
     #[error("the engine is closing")]
     Closing,
+
+    #[error("the daemon is stopping; the command goes on in container {container}")]
+    CommandLeft { container: Id },
 }
 
 pub type Result<T, E = EngineError> = std::result::Result<T, E>;
@@ -138,7 +141,7 @@ impl EngineError {
             Self::Plugins(e) => plugins_kind(e),
             Self::Store(e) => e.kind(),
             Self::Failed { kind, .. } => *kind,
-            Self::Closing => Kind::Unavailable,
+            Self::Closing | Self::CommandLeft { .. } => Kind::Unavailable,
         }
     }
 

@@ -1,7 +1,8 @@
 //! Commands in running containers.
 //!
 //! A command has a task of its own, which learns its end and cleans up after it, also when
-//! whoever started it went away: then it is killed.
+//! whoever started it went away: then it is killed. When the daemon stops, commands are left as
+//! they are: the shim reads their output from then on, and forgets them when they have ended.
 
 mod output;
 
@@ -27,6 +28,9 @@ pub use output::{ExecPipe, MAX_PIECE};
 /// More of a stream is read and thrown away, so that the command can end.
 const OUTPUT_LIMIT: usize = 16 << 20;
 const SIGKILL: u32 = 9;
+/// How long a daemon that stops waits for commands whose output nobody has seen yet: most are
+/// probes, and short.
+const SYNC_GRACE: Duration = Duration::from_secs(1);
 
 /// Which streams of a command are wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,7 +41,7 @@ pub struct ExecStdio {
     pub stderr: bool,
 }
 
-/// A command that runs. Dropping it kills the command.
+/// A command that runs. Dropping it kills the command, unless the daemon is stopping.
 #[derive(Debug)]
 pub struct ExecSession {
     /// Dropping it ends the command's input.
@@ -61,6 +65,8 @@ struct Command {
     shim: Arc<Shim>,
     container: Arc<ContainerRecord>,
     exec_id: String,
+    /// How long it may still take when the daemon stops, before it is left running.
+    stop_grace: Duration,
 }
 
 /// Starts `request` in a running container.
@@ -70,6 +76,16 @@ pub(crate) async fn start(
     request: ExecRequest,
     stdio: ExecStdio,
 ) -> Result<ExecSession> {
+    start_with(shared, container, request, stdio, Duration::ZERO).await
+}
+
+async fn start_with(
+    shared: &Arc<Shared>,
+    container: Arc<ContainerRecord>,
+    request: ExecRequest,
+    stdio: ExecStdio,
+    stop_grace: Duration,
+) -> Result<ExecSession> {
     if container.phase.pid().is_none() {
         let state = container.phase.to_string();
         let (what, id, action) = ("container", container.id, "run a command");
@@ -77,7 +93,9 @@ pub(crate) async fn start(
     }
     let shim = shared.shim(container.pod)?;
     let exec_id = Id::random().to_string();
-    let command = Arc::new(Command { shared: Arc::clone(shared), shim, container, exec_id });
+    let shared_of = Arc::clone(shared);
+    let command = Command { shared: shared_of, shim, container, exec_id, stop_grace };
+    let command = Arc::new(command);
     let (started, answer) = oneshot::channel();
     let abandoned = CancellationToken::new();
     let guard = abandoned.clone().drop_guard();
@@ -91,8 +109,11 @@ pub(crate) async fn start(
                 let _ = started.send(Ok(streams));
                 let end = running.end(abandoned).await;
                 over.cancel();
+                let is_left = matches!(end, Err(EngineError::CommandLeft { .. }));
                 let _ = done.send(end);
-                running.delete().await;
+                if !is_left {
+                    running.delete().await;
+                }
             }
             Err(error) => drop(started.send(Err(error))),
         }
@@ -115,7 +136,7 @@ pub(crate) async fn run_to_end(
     let id = container.id;
     let stdio = ExecStdio { stdin: false, stdout: true, stderr: !request.tty };
     let run = async {
-        let mut session = start(shared, container, request, stdio).await?;
+        let mut session = start_with(shared, container, request, stdio, SYNC_GRACE).await?;
         let streams = (session.stdout.take(), session.stderr.take());
         let read = async { tokio::join!(read_limited(streams.0), read_limited(streams.1)) };
         let mut read = std::pin::pin!(read);
@@ -146,7 +167,8 @@ pub(crate) async fn run_to_end(
 }
 
 impl ExecSession {
-    /// Its exit code, once it has ended. Cancel safe.
+    /// Its exit code, once it has ended; [`EngineError::CommandLeft`] when the daemon stops before
+    /// that. Cancel safe.
     pub async fn wait(&mut self) -> Result<i32> {
         let exit = (&mut self.ended).await.map_err(|_| EngineError::Closing)??;
         Ok(i32::try_from(exit.code).unwrap_or(crate::phase::UNKNOWN_CODE))
@@ -206,7 +228,11 @@ impl Command {
         tokio::select! {
             biased;
             exit = ended.as_mut() => return Ok(exit?),
+            () = self.stopping() => {}
             () = abandoned.cancelled() => {}
+        }
+        if self.shared.stopping.is_cancelled() {
+            return Err(EngineError::CommandLeft { container: self.container.id });
         }
         match self.shim.kill_exec(id, exec_id, SIGKILL).await {
             Ok(()) | Err(ShimError::NotFound { .. }) => {}
@@ -218,6 +244,12 @@ impl Command {
         let doing = || format!("the end of a command in container {id}");
         let ended = tokio::time::timeout(limit, ended).await;
         Ok(ended.map_err(|_| EngineError::Timeout { doing: doing(), limit })??)
+    }
+
+    /// Resolves when the daemon stops and the command has had its grace.
+    async fn stopping(&self) {
+        self.shared.stopping.cancelled().await;
+        tokio::time::sleep(self.stop_grace).await;
     }
 
     async fn delete(&self) {

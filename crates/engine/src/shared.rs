@@ -46,6 +46,8 @@ pub(crate) struct Shared {
     /// Every task of the engine; closing waits for them.
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
+    /// Cancelled before the callers of the engine are ended, see [`crate::Engine::leave_commands`].
+    pub(crate) stopping: CancellationToken,
 }
 
 /// Pods that have an owner, and the shims of those that run.

@@ -4,7 +4,8 @@
 //!   RPC ──checked──> Server ──URL──> client ──> Server ──Backend──> engine
 //! ```
 //! A client that goes away ends the input of its command; output is read on and thrown away,
-//! so that the command can end. A command with a terminal is killed: its terminal is gone.
+//! so that the command can end. A command with a terminal is killed: its terminal is gone. When
+//! the daemon stops, clients are told so by an error; commands and containers go on.
 
 use ::stream::{Attach, Backend, BoxError, Client, Exec, Input, Output, PortForward, Wanted};
 use api_cri::v1;
@@ -92,7 +93,10 @@ impl Backend for EngineStreams {
         let mut session = asked.map_err(told)?;
         let Client { stdin, stdout, stderr, mut sizes, gone } = client;
         let (from, to) = (session.stdout.take(), session.stderr.take());
-        let output = async { tokio::join!(pump(from, stdout), pump(to, stderr)) };
+        let output = async {
+            tokio::join!(pump(from, stdout), pump(to, stderr));
+            Ok(())
+        };
         let control = session.control.clone();
         let resized = async {
             loop {
@@ -108,7 +112,10 @@ impl Backend for EngineStreams {
             }
         };
         tokio::select! {
-            (code, _) = async { tokio::join!(session.wait(), output) } => code.map_err(told),
+            // What is left running has no end of its output that could be waited for.
+            ended = async { tokio::try_join!(session.wait(), output) } => {
+                ended.map(|(code, ())| code).map_err(told)
+            }
             // With the session goes the command.
             () = hung_up => Err("the terminal is gone".into()),
             ((), never) = async { tokio::join!(typed, resized) } => never,
@@ -140,6 +147,7 @@ impl Backend for EngineStreams {
             shown = show(io.output, stdout, stderr) => shown,
             () = typed => Ok(()),
             () = gone.cancelled() => Ok(()),
+            () = engine.stopping() => Err("the daemon is stopping; the container goes on".into()),
             never = resized => never,
         }
     }

@@ -158,6 +158,7 @@ impl Daemon {
         let Self { parts, engine, store, sockets, ground, .. } = self;
         // Else the server would give their readers its grace.
         engine.end_subscriptions();
+        engine.leave_commands();
         let mut errors = parts.close().await;
         drop(sockets);
         engine.close().await;

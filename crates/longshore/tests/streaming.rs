@@ -21,6 +21,7 @@ use rustix::{
 };
 use sha2::{Digest, Sha256};
 use testkit::{Cri, GoTool, Node, Pod, rounds};
+use tokio_util::task::TaskTracker;
 use tonic::Code;
 
 const LONGSHORE: &str = env!("CARGO_BIN_EXE_longshore");
@@ -432,15 +433,7 @@ async fn until(what: &str, mut holds: impl FnMut() -> bool) {
 async fn what_becomes_of_a_command_whose_client_vanishes() {
     let name = "what_becomes_of_a_command_whose_client_vanishes";
     let Some(stage) = Stage::new(name).await else { return };
-    let mounts = stage.node.daemon.home().join("shared");
-    fs::create_dir(&mounts).unwrap();
-    let mut config = stage.node.sh("shared", "exec sleep 100000");
-    config.mounts.push(api_cri::v1::Mount {
-        container_path: "/shared".into(),
-        host_path: mounts.display().to_string(),
-        ..Default::default()
-    });
-    let id = stage.run(config).await;
+    let (id, mounts) = with_shared(&stage).await;
     for transport in TRANSPORTS {
         let script = format!(
             "touch /shared/{transport}.begun; cat >/dev/null; seq 1 200000; \
@@ -465,6 +458,95 @@ async fn what_becomes_of_a_command_whose_client_vanishes() {
         terminal.child.wait().unwrap();
         until("it is killed", || processes(&stage.node, &word) == 0).await;
     }
+    stage.end().await;
+}
+
+/// A container to run commands in that has the directory `shared` of the node.
+async fn with_shared(stage: &Stage) -> (String, PathBuf) {
+    let shared = stage.node.daemon.home().join("shared");
+    fs::create_dir(&shared).unwrap();
+    let mut config = stage.node.sh("shared", "exec sleep 100000");
+    config.mounts.push(api_cri::v1::Mount {
+        container_path: "/shared".into(),
+        host_path: shared.display().to_string(),
+        ..Default::default()
+    });
+    (stage.run(config).await, shared)
+}
+
+/// Says a line each 50 ms, then more than a pipe holds, and leaves a file.
+fn chatter(name: &str) -> String {
+    format!(
+        "for i in $(seq 1 40); do echo line $i; sleep 0.05; done; seq 1 50000; \
+         seq 1 50000 >&2; touch /shared/{name}"
+    )
+}
+
+/// How a daemon ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Ends {
+    Asked,
+    Killed,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_run_on_when_the_daemon_ends() {
+    let Some(mut stage) = Stage::new("commands_run_on_when_the_daemon_ends").await else { return };
+    let (id, shared) = with_shared(&stage).await;
+    for (transport, ends) in
+        TRANSPORTS.into_iter().flat_map(|t| [(t, Ends::Asked), (t, Ends::Killed)])
+    {
+        let what = format!("{transport}-{ends:?}");
+        let script = chatter(&what);
+        let args = ["exec", "--transport", transport, &id, "sh", "-c", &script];
+        let heard = stage.node.daemon.home().join(&what);
+        let mut command = stage.crictl(&args);
+        let command = command.stdout(fs::File::create(&heard).unwrap()).stderr(Stdio::piped());
+        let child = command.spawn().unwrap();
+        let size = || fs::metadata(&heard).unwrap().len();
+        until("it says something", || size() > 0).await;
+        match ends {
+            Ends::Asked => assert_eq!(stage.node.daemon.stop().await.unwrap().code, Some(0)),
+            Ends::Killed => stage.node.daemon.kill().unwrap(),
+        }
+        let output = ended(child);
+        let error = text(&output.stderr);
+        eprintln!("{what}: {}: {error}", output.status);
+        if ends == Ends::Asked {
+            assert!(!output.status.success(), "{what}: {error}");
+            assert!(error.contains("the daemon is stopping; the command goes on"), "{error}");
+        }
+        assert!(!exists(&shared, &what), "{what}: it ended too early to tell");
+        // Nobody is there but the shim.
+        until("it ends by itself", || exists(&shared, &what)).await;
+        stage.node.daemon.start_again().await.unwrap();
+        stage.cri = stage.node.cri().await.unwrap();
+        let output = stage.exec(transport, &id, &["echo", "well"]);
+        assert_eq!(text(&output.stdout), "well\n", "{what}: {}", text(&output.stderr));
+    }
+    stage.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_synchronous_command_runs_on_when_the_daemon_stops() {
+    let name = "a_synchronous_command_runs_on_when_the_daemon_stops";
+    let Some(mut stage) = Stage::new(name).await else { return };
+    let (id, shared) = with_shared(&stage).await;
+    let script = format!("touch /shared/begun; {}", chatter("ended"));
+    let (cri, of) = (stage.cri.clone(), id.clone());
+    let tasks = TaskTracker::new();
+    let call = tasks.spawn(async move { cri.exec(&of, &["sh", "-c", &script]).await });
+    let (cri, of) = (stage.cri.clone(), id.clone());
+    let script = "touch /shared/short; sleep 0.2; echo whole";
+    let short = tasks.spawn(async move { cri.exec(&of, &["sh", "-c", script]).await });
+    until("they begin", || exists(&shared, "begun") && exists(&shared, "short")).await;
+    assert_eq!(stage.node.daemon.stop().await.unwrap().code, Some(0));
+    assert_eq!(short.await.unwrap().unwrap().stdout, "whole\n", "a short one still ends");
+    let error = call.await.unwrap().expect_err("a call that is not waited for");
+    assert_eq!(error.code(), Code::Unavailable, "{error}");
+    assert!(error.message().contains("the command goes on"), "{error}");
+    until("it ends by itself", || exists(&shared, "ended")).await;
+    stage.node.daemon.start_again().await.unwrap();
     stage.end().await;
 }
 

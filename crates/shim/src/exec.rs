@@ -2,6 +2,9 @@
 //!
 //! Without a terminal the client's pipes are handed straight to the process. With one, two
 //! small tasks of the control thread pass bytes between the terminal and the pipes.
+//!
+//! A process outlives the client that started it: its output is then read here and thrown away,
+//! its input ends, and it is forgotten when it has ended.
 
 use std::{
     ffi::OsString,
@@ -9,16 +12,22 @@ use std::{
     os::fd::OwnedFd,
     path::PathBuf,
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use api_shim::{longshore::Exit, process::Status, task::v3::ExecProcessRequest};
 use parking_lot::Mutex;
-use tokio::time::Instant;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     clock,
     console::{self, ConsoleSocket, copy_of},
     error::{Error, Result},
+    note,
     process::{Ended, Process},
     runtime::{Call, Streams},
     stdio,
@@ -28,6 +37,9 @@ use crate::{
 
 /// Our ends of the pipes of an exec with a terminal: what is typed, what is shown.
 type Ends = (Option<File>, Option<File>);
+
+/// What ends the input of a terminal: Ctrl-D.
+const END_OF_INPUT: u8 = 4;
 
 #[derive(Debug)]
 pub(crate) struct Exec {
@@ -39,6 +51,10 @@ pub(crate) struct Exec {
     pub(crate) console: OnceLock<OwnedFd>,
     /// An OCI process in JSON; taken when it is started, which happens once.
     spec: Mutex<Option<Vec<u8>>>,
+    /// Second readers of its output, for the case that its client dies.
+    spares: Mutex<Vec<File>>,
+    /// Cancelled when nobody can ask for it any more.
+    pub(crate) forgotten: CancellationToken,
 }
 
 impl Exec {
@@ -54,6 +70,8 @@ impl Exec {
             process: Process::new(),
             console: OnceLock::new(),
             spec: Mutex::new(Some(spec)),
+            spares: Mutex::default(),
+            forgotten: CancellationToken::new(),
         })
     }
 
@@ -62,15 +80,17 @@ impl Exec {
         Exit { status: ended.status, at, oom: false, log_errors: 0 }
     }
 
-    fn streams(&self) -> Result<Streams> {
-        let [stdin, stdout, stderr] = &self.stdio;
-        match self.tty {
-            true => Ok(Streams::default()),
-            false => {
-                let ends = [stdin.as_ref(), stdout.as_ref(), stderr.as_ref()];
-                Ok(Streams::of(stdio::exec_ends(ends)?))
-            }
+    /// `outlives`: the process is to outlive its client.
+    fn streams(&self, outlives: bool) -> Result<Streams> {
+        let [stdin, stdout, stderr] = self.stdio.each_ref().map(Option::as_ref);
+        if self.tty {
+            return Ok(Streams::default());
         }
+        let streams = Streams::of(stdio::exec_ends([stdin, stdout, stderr])?);
+        if outlives {
+            *self.spares.lock() = stdio::exec_spares([stdout, stderr])?;
+        }
+        Ok(streams)
     }
 
     fn terminal_ends(&self) -> Result<Option<Ends>> {
@@ -103,12 +123,14 @@ impl Tasks {
         Ok(())
     }
 
-    /// Not cancel safe: to be awaited in a task of its own.
+    /// `client` is cancelled when whoever starts it has gone away. Not cancel safe: to be awaited
+    /// in a task of its own.
     pub(crate) async fn start_exec(
         self: &Arc<Self>,
         id: &str,
         exec_id: &str,
         deadline: Option<Instant>,
+        client: CancellationToken,
     ) -> Result<u32> {
         let task = self.get(id)?;
         let exec = task.exec(exec_id)?;
@@ -123,6 +145,9 @@ impl Tasks {
             let ended = Ended { status: 255, at: std::time::SystemTime::now() };
             exec.process.end(ended);
         }
+        if task.keeps_streams() {
+            self.work.spawn(outlive(task, exec, client));
+        }
         started
     }
 
@@ -135,7 +160,7 @@ impl Tasks {
     ) -> Result<u32> {
         let file = |suffix: &str| task.bundle.join(format!("x{}.{suffix}", exec.id));
         let (spec_file, pid_file) = (file("json"), file("pid"));
-        let streams = exec.streams()?;
+        let streams = exec.streams(task.keeps_streams())?;
         let ends = exec.terminal_ends()?;
         fs::write(&spec_file, spec).map_err(Error::on("write", &spec_file))?;
         let console = match exec.tty {
@@ -195,9 +220,42 @@ impl Tasks {
             let (wanted, what, id) = ("delete", "process", exec_id.to_owned());
             return Err(Error::Phase { wanted, what, id, phase: "running".to_owned() });
         }
-        task.execs.lock().remove(exec_id);
+        task.forget_exec(&exec);
         // One that was never started did not end; nobody asks how.
         let never = Ended { status: 0, at: std::time::SystemTime::now() };
         Ok(Exec::exit(&exec.process.ended().unwrap_or(never)))
     }
+}
+
+/// Types the end of input, for a shell that nobody can talk to any more to end as other commands
+/// do. More than once, because it may be read by a program that the shell waits for, or be lost
+/// when a program changes the mode of the terminal. Never returns.
+async fn end_input(terminal: Option<&OwnedFd>) {
+    const PAUSES: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(60)];
+    let [mut pause, longest] = PAUSES;
+    let Some(terminal) = terminal else { return std::future::pending().await };
+    loop {
+        // One that is full has enough to read.
+        let _ = rustix::io::write(terminal, &[END_OF_INPUT]);
+        sleep(pause).await;
+        pause = longest.min(pause * 2);
+    }
+}
+
+/// Takes over an exec whose client goes away before it has asked for the end.
+async fn outlive(task: Arc<Task>, exec: Arc<Exec>, client: CancellationToken) {
+    tokio::select! {
+        biased;
+        () = exec.forgotten.cancelled() => return,
+        () = client.cancelled() => {}
+    }
+    note::debug(format_args!("the client of process {} in {} is gone", exec.id, task.id));
+    let mut output: JoinSet<_> = exec.spares.lock().drain(..).map(stdio::discard).collect();
+    tokio::select! {
+        _ = exec.process.wait() => {}
+        () = end_input(exec.console.get()) => {}
+    }
+    task.forget_exec(&exec);
+    // Its children may still write.
+    while output.join_next().await.is_some() {}
 }

@@ -44,7 +44,7 @@ pub(crate) fn task(name: &str, shim: &Arc<Shim>) -> Service {
     let service = Service::new(name)
         .unary("State", quick(shim, |shim, request| state(&shim, &request)))
         .unary("Create", steady(shim, create))
-        .unary("Start", steady(shim, start))
+        .unary("Start", attended(shim, start))
         .unary(
             "Delete",
             steady(shim, async |shim, request, deadline| {
@@ -142,9 +142,25 @@ where
     Res: Send + 'static,
     Fut: Future<Output = Result<Res>> + Send + 'static,
 {
+    attended(shim, move |shim, request, ctx| act(shim, request, ctx.deadline))
+}
+
+/// The same for work that has to know when its client goes away.
+fn attended<Req, Res, Fut>(
+    shim: &Arc<Shim>,
+    act: impl Fn(Arc<Shim>, Req, ServerContext) -> Fut + Send + Sync + 'static,
+) -> impl Fn(ServerContext, Req) -> std::pin::Pin<Box<dyn Future<Output = Answer<Res>> + Send>>
++ Send
++ Sync
++ 'static
+where
+    Req: 'static,
+    Res: Send + 'static,
+    Fut: Future<Output = Result<Res>> + Send + 'static,
+{
     let shim = Arc::clone(shim);
     move |ctx, request| {
-        let work = shim.tasks.work.spawn(act(Arc::clone(&shim), request, ctx.deadline));
+        let work = shim.tasks.work.spawn(act(Arc::clone(&shim), request, ctx));
         Box::pin(async move {
             let panicked = |e| Status::internal(format!("the call died: {e}"));
             work.await.map_err(panicked)?.map_err(Status::from)
@@ -243,12 +259,15 @@ fn bad_options(why: String) -> Error {
 async fn start(
     shim: Arc<Shim>,
     request: StartRequest,
-    deadline: Option<Instant>,
+    ctx: ServerContext,
 ) -> Result<StartResponse> {
     let StartRequest { id, exec_id } = request;
     let pid = match exec_id.as_str() {
-        "" => shim.tasks.start(&id, deadline).await?,
-        exec_id => shim.tasks.start_exec(&id, exec_id, deadline).await?,
+        "" => shim.tasks.start(&id, ctx.deadline).await?,
+        exec_id => {
+            let client = ctx.disconnected();
+            shim.tasks.start_exec(&id, exec_id, ctx.deadline, client).await?
+        }
     };
     Ok(StartResponse { pid })
 }

@@ -7,6 +7,7 @@
 
 use std::{
     fs::{self, File, OpenOptions},
+    io,
     os::{fd::OwnedFd, unix::fs::OpenOptionsExt},
     path::{Path, PathBuf},
 };
@@ -16,6 +17,7 @@ use rustix::{
     fs::{CWD, FileType, Gid, Mode, OFlags, Uid, fchown, fcntl_getfl, fcntl_setfl, mknodat},
     pipe::fcntl_setpipe_size,
 };
+use tokio::net::unix::pipe;
 
 use crate::error::{Error, Result};
 
@@ -167,6 +169,19 @@ pub(crate) fn exec_ends(paths: [Option<&PathBuf>; 3]) -> Result<[Option<OwnedFd>
         Ok(Some(fd))
     };
     Ok([end(stdin, OFlags::RDONLY)?, end(stdout, OFlags::WRONLY)?, end(stderr, OFlags::WRONLY)?])
+}
+
+/// Reading ends of an exec's output, beside the client's. Held, they keep a command that writes
+/// alive after its client died; they are read only then.
+pub(crate) fn exec_spares(outputs: [Option<&PathBuf>; 2]) -> Result<Vec<File>> {
+    let open = |path: &PathBuf| open(path, OFlags::RDONLY).map(File::from);
+    outputs.into_iter().flatten().map(open).collect()
+}
+
+/// Reads a pipe to its end, so that nobody waits for room in it.
+pub(crate) async fn discard(pipe: File) -> io::Result<()> {
+    let mut pipe = pipe::Receiver::from_file(pipe)?;
+    tokio::io::copy(&mut pipe, &mut tokio::io::sink()).await.map(drop)
 }
 
 /// The same for an exec with a terminal, which we serve ourselves and must not block on.

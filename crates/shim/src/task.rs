@@ -116,6 +116,17 @@ impl Task {
         self.execs.lock().get(id).cloned().ok_or_else(missing)
     }
 
+    pub(crate) fn forget_exec(&self, exec: &Exec) {
+        exec.forgotten.cancel();
+        self.execs.lock().remove(&exec.id);
+    }
+
+    /// Whether we read its output ourselves. Else its client has pipes, and those of its execs may
+    /// have readers that we know nothing of.
+    pub(crate) fn keeps_streams(&self) -> bool {
+        self.fifos.get().is_none()
+    }
+
     /// The process of an exec, or with an empty id the first.
     pub(crate) fn terminal(&self, exec_id: &str) -> Result<OwnedFd> {
         let none = || Error::Invalid { field: "id", why: "has no terminal".to_owned() };

@@ -303,9 +303,10 @@ impl Tasks {
     }
 
     fn forget(&self, task: &Task) {
-        if task.fifos.get().is_none() {
+        if task.keeps_streams() {
             Pipes::remove(&task.bundle);
         }
+        task.execs.lock().values().for_each(|exec| exec.forgotten.cancel());
         task.record.remove();
         self.all.lock().remove(&task.id);
         self.changed.send_modify(|count| *count += 1);

@@ -41,7 +41,8 @@ pub struct PortForward {
     pub ports: Vec<u16>,
 }
 
-/// The work behind the streams. Dropping a future ends what it does.
+/// The work behind the streams. Dropping a future ends what it does. A server that stops drops
+/// them a moment later: what has to tell its client so returns an error by then.
 pub trait Backend: Send + Sync + 'static {
     type Connection: AsyncRead + AsyncWrite + Send + 'static;
 

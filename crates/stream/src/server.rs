@@ -30,6 +30,8 @@ use crate::{
     tokens::{Busy, Tokens},
 };
 
+/// For commands to tell their clients that the server has stopped.
+const STOP_GRACE: Duration = Duration::from_secs(2);
 /// A file limit that is reached for a moment must not end the service.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// For TLS, and for the headers of a request.
@@ -105,8 +107,9 @@ impl<B: Backend> Server<B> {
         Ok(format!("{}/{place}/{token}", self.0.base))
     }
 
-    /// Serves until `stop`, then ends all connections and the work of each. Errors only if
-    /// accepting fails for good.
+    /// Serves until `stop`, then ends all connections and the work of each; commands that end by
+    /// themselves within two seconds still reach their clients. Errors only if accepting fails
+    /// for good.
     pub async fn serve(
         &self,
         listener: TcpListener,
@@ -124,7 +127,8 @@ impl<B: Backend> Server<B> {
                 // Dropping it says so to the client.
                 Ok(_) if tasks.tracker.len() >= MAX_CONNECTIONS => {}
                 Ok((socket, _)) => {
-                    tasks.spawn(self.clone().connection(socket, tls.clone(), tasks.clone()));
+                    let connection = self.clone().connection(socket, tls.clone(), tasks.clone());
+                    tasks.spawn(Duration::ZERO, connection);
                 }
                 Err(e) if is_passing(&e) => {
                     tracing::warn!(error = %e, "cannot accept a connection, trying again");
@@ -179,7 +183,11 @@ impl<B: Backend> Server<B> {
             Err(refusal) => return refuse(&refusal),
         };
         let upgrade = hyper::upgrade::on(&mut request);
-        tasks.spawn(run(upgrade, session));
+        let grace = match &session.work {
+            Work::Command(_) => STOP_GRACE,
+            Work::Forward(_) => Duration::ZERO,
+        };
+        tasks.spawn(grace, run(upgrade, session));
         response
     }
 
@@ -240,13 +248,16 @@ struct Tasks {
 }
 
 impl Tasks {
-    fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+    /// `grace` is what the work has to end by itself once the server stops.
+    fn spawn(&self, grace: Duration, work: impl Future<Output = ()> + Send + 'static) {
         let stop = self.stop.clone();
         self.tracker.spawn(async move {
+            let mut work = std::pin::pin!(work);
             tokio::select! {
+                () = work.as_mut() => return,
                 () = stop.cancelled() => {}
-                () = work => {}
             }
+            let _ = tokio::time::timeout(grace, work).await;
         });
     }
 }

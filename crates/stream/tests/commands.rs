@@ -107,6 +107,31 @@ async fn a_token_opens_one_door_once() {
     stage.end().await;
 }
 
+#[tokio::test]
+async fn a_server_that_stops_lets_commands_tell_their_clients() {
+    let mut stage = Stage::new(None).await;
+    let stdout = Wanted { stdout: true, ..Wanted::default() };
+    let mut over_spdy = spdy(stage.address, &stage.exec("leave", stdout), V4).await;
+    let ids = types(&mut over_spdy, &["error", "stdout"]).await;
+    let mut over_socket = websocket(stage.address, &stage.exec("leave", stdout), V4).await;
+    // Nobody waits for these two for ever: one that is deaf, one whose work does not end.
+    let _deaf = websocket(stage.address, &stage.exec("flood", stdout), V4).await;
+    let _endless = websocket(stage.address, &stage.exec("cat", ALL), V4).await;
+    for _ in 0..2 {
+        while stage.note().await != "begun" {}
+    }
+    stage.stop.cancel();
+    let (texts, _) = over_spdy.rest().await;
+    let error = texts.iter().find(|(id, _)| *id == ids[0]).unwrap();
+    assert!(error.1.contains(r#""message":"left running""#), "{error:?}");
+    let mut heard = String::new();
+    while let Some(Ok(message)) = over_socket.next().await {
+        heard += &String::from_utf8_lossy(&message.into_data());
+    }
+    assert!(heard.contains(r#""message":"left running""#), "{heard:?}");
+    stage.end().await;
+}
+
 // === clients that misbehave ===
 
 #[tokio::test]

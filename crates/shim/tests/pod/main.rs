@@ -9,6 +9,7 @@ mod execs;
 mod keeper;
 mod logs;
 mod namespaces;
+mod orphans;
 mod priorities;
 mod refusals;
 mod resources;

@@ -24,13 +24,15 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 /// Generous: the machine may be busy with a build.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-/// Its commands: `cat`, `exit N`, `size`, `flood`, `vanish`.
+/// Its commands: `cat`, `exit N`, `size`, `flood`, `vanish`, `leave`.
 #[derive(Debug)]
 pub(crate) struct Fake {
     /// What commands have to tell.
     pub(crate) notes: mpsc::UnboundedSender<String>,
     /// Where a forwarded connection ends, whatever its port.
     pub(crate) target: Option<SocketAddr>,
+    /// Cancelled when the server is to stop.
+    pub(crate) stop: CancellationToken,
 }
 
 impl Backend for Fake {
@@ -59,6 +61,12 @@ impl Backend for Fake {
                 client.stdin.unwrap().read_to_end(&mut rest).await?;
                 self.notes.send("gone".to_owned())?;
                 Ok(0)
+            }
+            ["leave"] => {
+                self.notes.send("begun".to_owned())?;
+                self.stop.cancelled().await;
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                Err("left running".into())
             }
             _ => Err(format!("no command {words:?}").into()),
         }
@@ -108,9 +116,9 @@ impl Stage {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (sender, notes) = mpsc::unbounded_channel();
-        let fake = Fake { notes: sender, target };
-        let server = Server::new(fake, format!("http://{address}"), limits);
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+        let fake = Fake { notes: sender, target, stop: stop.clone() };
+        let server = Server::new(fake, format!("http://{address}"), limits);
         let (serving, stopped) = (server.clone(), stop.clone());
         tasks.spawn(async move { serving.serve(listener, None, stopped).await.unwrap() });
         tasks.close();
