@@ -170,6 +170,11 @@ impl Engine {
         self.shared.plugins.nri().plugins()
     }
 
+    /// NRI plugins that should be there and are not.
+    pub fn absent_plugins(&self) -> Vec<nri::AbsentPlugin> {
+        self.shared.plugins.nri().absent_plugins()
+    }
+
     /// What happens between the daemon and plugins, from now on.
     pub fn watch_plugins(&self) -> nri::Watch {
         self.shared.plugins.nri().watch()

@@ -186,7 +186,10 @@ impl admin_server::Admin for Admin {
     }
 
     async fn list_plugins(&self, _: Request<ListPluginsRequest>) -> Answer<ListPluginsResponse> {
-        let plugins = self.engine()?.plugins().iter().map(plugins::status).collect();
+        let engine = self.engine()?;
+        let (here, absent) = (engine.plugins(), engine.absent_plugins());
+        let plugins = here.iter().map(plugins::status).chain(absent.iter().map(plugins::absent));
+        let plugins = plugins.collect();
         Ok(Response::new(ListPluginsResponse { plugins }))
     }
 

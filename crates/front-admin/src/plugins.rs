@@ -1,24 +1,29 @@
 //! Plugins and what they did, as messages.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use api_admin::v1::{
     ExplainContainerResponse, FieldChange, FieldOwner, Plugin, PluginAnswer, PluginNotice,
-    PluginUpdate, RestartPluginResponse, SpecChange,
+    PluginOutput, PluginUpdate, RestartPluginResponse, SpecChange,
 };
 use engine::nri::{
-    OnFailure, Origin, Owned, PluginPolicy, PluginStatus, Restarted, Story, Watch, WatchEnd,
+    Absence, AbsentPlugin, OnFailure, Origin, OutputLine, Owned, PluginPolicy, PluginStatus,
+    Restarted, Story, Watch, WatchEnd,
 };
 use tonic::Status;
 
 use crate::streams::Sender;
 
-pub(crate) fn status(plugin: &PluginStatus) -> Plugin {
-    let (kind, pid) = match plugin.origin {
+fn kind(origin: &Origin) -> (&'static str, u32) {
+    match *origin {
         Origin::Launched { pid } => ("launched", pid),
         Origin::External { pid, .. } => ("external", pid.unwrap_or_default()),
         Origin::BuiltIn => ("built in", 0),
-    };
+    }
+}
+
+pub(crate) fn status(plugin: &PluginStatus) -> Plugin {
+    let (kind, pid) = kind(&plugin.origin);
     Plugin {
         id: plugin.id.to_string(),
         kind: kind.to_owned(),
@@ -33,7 +38,45 @@ pub(crate) fn status(plugin: &PluginStatus) -> Plugin {
         errors: plugin.calls.errors,
         p50_micros: micros(plugin.calls.p50),
         p99_micros: micros(plugin.calls.p99),
+        state: if plugin.active { "active" } else { "joining" }.to_owned(),
+        reason: String::new(),
+        output: output(&plugin.output),
     }
+}
+
+/// One that is not connected.
+pub(crate) fn absent(plugin: &AbsentPlugin) -> Plugin {
+    let (kind, pid) = kind(&plugin.origin);
+    let (state, more) = match plugin.absence {
+        Absence::Starting => ("starting", String::new()),
+        Absence::BackingOff { remaining } => {
+            ("backing off", format!("; starts again in {}s", remaining.as_secs()))
+        }
+        Absence::Down => ("down", String::new()),
+    };
+    Plugin {
+        id: plugin.name.clone(),
+        kind: kind.to_owned(),
+        pid,
+        age_millis: millis(plugin.age),
+        state: state.to_owned(),
+        reason: format!("{}{more}", plugin.reason),
+        output: output(&plugin.output),
+        ..Plugin::default()
+    }
+}
+
+fn output(lines: &[OutputLine]) -> Vec<PluginOutput> {
+    let at = |line: &OutputLine| {
+        let since = line.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+    };
+    let told = lines.iter().map(|line| PluginOutput {
+        at: at(line),
+        stream: line.stream.name().to_owned(),
+        text: line.text.clone(),
+    });
+    told.collect()
 }
 
 /// What of it an operator decided, the time limit first.

@@ -32,6 +32,7 @@ mod merge;
 mod metrics;
 pub mod model;
 mod object;
+mod output;
 mod owners;
 mod peer;
 pub mod registry;
@@ -53,11 +54,12 @@ pub use merge::{
 pub use metrics::Metrics;
 pub use nri_wire::{EventMask, PluginId, api};
 pub use object::{Container, Image, Pod, Resources, SeccompProfile, State};
+pub use output::{OutputLine, OutputStream};
 pub use owners::{Conflict, FieldKey, Owners};
 pub use peer::Origin;
 pub use runtime::{
-    Ask, Created, JoinError, LaunchError, Nri, PluginStatus, RestartError, Restarted, RuntimeInfo,
-    StartError,
+    Absence, AbsentPlugin, Ask, Created, JoinError, LaunchError, Nri, PluginStatus, RestartError,
+    Restarted, RuntimeInfo, StartError,
 };
 pub use settings::{
     Backoff, DomainSettings, Duplicates, OnFailure, PluginPolicy, Settings, SettingsError,

@@ -24,7 +24,9 @@ mod flight;
 mod join;
 mod launch;
 mod listen;
+mod program;
 mod requests;
+mod status;
 mod sync;
 
 use std::{
@@ -35,7 +37,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use nri_wire::{EventMask, PluginId, Trunk, api};
+use nri_wire::{PluginId, Trunk, api};
 use parking_lot::{Mutex, RwLock};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -47,6 +49,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 pub use join::JoinError;
 pub use launch::LaunchError;
 pub use requests::{Ask, Created};
+pub use status::{Absence, AbsentPlugin, PluginStatus};
 
 use self::{announce::Announcement, flight::Flight, join::Arrival};
 use crate::{
@@ -58,8 +61,7 @@ use crate::{
     object::{Container, Pod, State as ContainerState},
     peer::{Origin, Peer, Scope},
     registry::Table,
-    settings::{PluginPolicy, Settings, SettingsError},
-    tally::Calls,
+    settings::{Settings, SettingsError},
     watch::{Feed, Watch},
 };
 
@@ -103,26 +105,6 @@ pub struct Nri {
 pub struct RuntimeInfo {
     pub name: String,
     pub version: String,
-}
-
-/// One plugin, for people.
-#[derive(Clone, Debug)]
-pub struct PluginStatus {
-    pub id: PluginId,
-    pub origin: Origin,
-    /// Of NRI, as it says; old plugins do not.
-    pub version: String,
-    pub events: EventMask,
-    pub policy: PluginPolicy,
-    /// For one answer.
-    pub limit: Duration,
-    /// Since it is connected.
-    pub calls: Calls,
-    /// Knows all that exists and is asked.
-    pub active: bool,
-    pub age: Duration,
-    /// Answers it owes, in a row.
-    pub strikes: u32,
 }
 
 /// What [`Nri::restart`] did.
@@ -332,30 +314,6 @@ impl Nri {
         let shared = Arc::clone(&self.shared);
         self.shared.tasks.spawn(async move { join::stay(&shared, peer).await });
         Ok(())
-    }
-
-    /// Who is there, in the order in which they are asked.
-    pub fn plugins(&self) -> Vec<PluginStatus> {
-        let state = self.shared.state.lock();
-        let mut plugins: Vec<_> = state
-            .peers
-            .iter()
-            .filter(|(_, peer)| !peer.is_gone())
-            .map(|(lane, peer)| PluginStatus {
-                id: peer.id.clone(),
-                origin: peer.origin.clone(),
-                version: peer.version.clone(),
-                events: peer.events,
-                policy: peer.treatment().policy.clone(),
-                limit: peer.treatment().limit,
-                calls: peer.calls(),
-                active: state.active.contains(lane),
-                age: Instant::now().saturating_duration_since(peer.since),
-                strikes: peer.strikes(),
-            })
-            .collect();
-        plugins.sort_by(|a, b| a.id.cmp(&b.id));
-        plugins
     }
 
     /// Ends a plugin and starts it anew, if we started it, and returns when it has joined or

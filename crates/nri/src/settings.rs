@@ -25,7 +25,7 @@ pub struct Settings {
     pub plugin_dirs: Vec<PathBuf>,
     /// Where their configuration is.
     pub config_dirs: Vec<PathBuf>,
-    /// What they write to standard error goes to ours, else to nobody.
+    /// What they write to standard error goes to ours; else all they print goes to the log.
     pub show_stderr: bool,
     /// From connecting to registering.
     pub registration_timeout: Duration,

@@ -175,7 +175,7 @@ async fn how_a_plugin_does_is_listed() {
     let head: Vec<_> = text.lines().next().unwrap().split_whitespace().collect();
     let want = [
         "PLUGIN", "KIND", "PID", "NRI", "AGE", "STATE", "POLICY", "CALLS", "ERRORS", "P50", "P99",
-        "STRIKES", "EVENTS",
+        "STRIKES", "REASON",
     ];
     assert_eq!(head, want);
     let json = longshore(&node, &["nri", "plugins", "--json"]).await;

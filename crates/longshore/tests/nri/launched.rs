@@ -167,6 +167,64 @@ async fn a_plugin_is_restarted_when_it_dies_and_on_demand() {
     world.finish().await;
 }
 
+/// Puts a program that is no plugin where plugins are.
+fn broken(dir: &std::path::Path, id: &str, script: &str) {
+    let programs = dir.join("plugins");
+    fs::create_dir_all(&programs).unwrap();
+    testkit::program(&programs.join(id), &format!("#!/bin/sh\n{script}\n"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_launched_plugin_prints_is_logged_and_listed() {
+    let plugins = [("10-good", env("A", "1"))];
+    let policies = "plugins.broken.restart_most = \"0s\"\nplugins.loud.restart_most = \"0s\"\n";
+    let Some(world) = World::new("what_a_launched_plugin_prints", &plugins, policies).await else {
+        return;
+    };
+    let clear = r"printf '\033[2Jcannot read /etc/broken.conf\n' >&2";
+    broken(world.dir.path(), "20-broken", &format!("echo hello\n{clear}\nexit 3"));
+    broken(
+        world.dir.path(),
+        "30-loud",
+        "i=0\nwhile [ $i -lt 5000 ]; do i=$((i+1)); echo n$i; done",
+    );
+    world.reload(policies).await;
+
+    let log = world.node.daemon.stderr();
+    let of = |plugin: &str, text: &str| {
+        log.lines().filter(|line| line.contains(plugin) && line.contains(text)).count()
+    };
+    assert_eq!(of("10-good", "running 1 test"), 1, "a plugin that is well prints, too: {log}");
+    assert_eq!(of("20-broken", "hello"), 1, "{log}");
+    assert_eq!(of("20-broken", r"\u{1b}[2Jcannot read /etc/broken.conf"), 1, "{log}");
+    assert!(!log.contains('\u{1b}'), "nothing acts on a terminal");
+    assert!((200..1000).contains(&of("30-loud", "printed: n")), "{}", of("30-loud", "printed: n"));
+    assert!(of("30-loud", "suppressed") >= 1);
+
+    let listed = world.plugins().await;
+    let broken = listed.iter().find(|plugin| plugin["id"] == "20-broken").unwrap();
+    assert_eq!((&broken["state"], &broken["active"]), (&"down".into(), &false.into()));
+    let reason = broken["reason"].as_str().unwrap();
+    assert!(reason.contains("did not join") && reason.contains("exit status: 3"), "{reason}");
+    let said = broken["output"].as_array().unwrap().iter();
+    let mut said: Vec<_> = said.map(|line| line["text"].as_str().unwrap()).collect();
+    // Nobody knows in which order a plugin wrote to two pipes.
+    said.sort_unstable();
+    assert_eq!(said, [r"\u{1b}[2Jcannot read /etc/broken.conf", "hello"]);
+    let loud = listed.iter().find(|plugin| plugin["id"] == "30-loud").unwrap();
+    assert_eq!(loud["output"].as_array().unwrap().len(), 20);
+    assert_eq!(loud["output"][19]["text"], "n5000", "also what was not logged");
+
+    let text = longshore(&world.node, &["nri", "plugins"]).await;
+    assert!(!text.contains("hello"), "{text}");
+    let row = text.lines().find(|line| line.contains("20-broken")).unwrap();
+    assert!(row.contains(" down ") && row.contains("exit status: 3"), "{text}");
+    let text = longshore(&world.node, &["nri", "plugins", "--verbose"]).await;
+    let said = text.lines().find(|line| line.contains("cannot read /etc/broken.conf")).unwrap();
+    assert!(said.contains("stderr"), "{text}");
+    world.finish().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failing_plugin_does_what_its_policy_says() {
     let hangs = || Act { hangs: "CreateContainer".into(), ..Act::default() };

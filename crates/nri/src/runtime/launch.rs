@@ -34,6 +34,7 @@ use tracing::{error, info, warn};
 use super::{
     SHUTDOWN, Shared,
     join::{self, Arrival, JoinError},
+    program::{Phase, Program},
 };
 use crate::{
     peer::{Origin, Scope},
@@ -102,6 +103,7 @@ pub(super) struct Found {
 /// A program that is kept running; dropping it ends the program.
 pub(super) struct Launched {
     found: Found,
+    program: Arc<Program>,
     again: mpsc::Sender<Tried>,
     _running: DropGuard,
 }
@@ -112,6 +114,11 @@ pub(super) type Tried = oneshot::Sender<()>;
 impl Launched {
     pub(super) fn id(&self) -> &PluginId {
         &self.found.id
+    }
+
+    /// What became of it, and what it printed.
+    pub(super) fn program(&self) -> &Arc<Program> {
+        &self.program
     }
 
     /// Where to ask for an end and a new start.
@@ -127,7 +134,7 @@ pub(super) async fn follow(shared: &Arc<Shared>, settings: &Arc<Settings>) {
     let found = tokio::task::spawn_blocking(move || discover_all(&asked)).await;
     let (found, errors) = found.unwrap_or_default();
     for error in errors {
-        error!(error = &error as &dyn std::error::Error, "plugin is left out");
+        error!(error = whole(&error), "plugin is left out");
     }
     let mut first_attempts = Vec::new();
     {
@@ -233,13 +240,20 @@ fn keep_running(shared: &Arc<Shared>, found: Found) -> (Launched, oneshot::Recei
     let (again, restarts) = mpsc::channel(1);
     let stop = shared.stop.child_token();
     let shared = Arc::clone(shared);
-    let supervisor = Supervisor { found: found.clone(), stop: stop.clone(), restarts };
+    let program = Arc::new(Program::new(found.id.clone()));
+    let supervisor = Supervisor {
+        found: found.clone(),
+        program: Arc::clone(&program),
+        stop: stop.clone(),
+        restarts,
+    };
     shared.tasks.clone().spawn(async move { supervisor.supervise(&shared, tried).await });
-    (Launched { found, again, _running: stop.drop_guard() }, first)
+    (Launched { found, program, again, _running: stop.drop_guard() }, first)
 }
 
 struct Supervisor {
     found: Found,
+    program: Arc<Program>,
     stop: CancellationToken,
     restarts: mpsc::Receiver<Tried>,
 }
@@ -250,11 +264,16 @@ impl Supervisor {
         let mut attempt = 0;
         loop {
             let begun = Instant::now();
-            let mut wanted = self.live(shared, tried.take()).await;
+            let mut wanted = self.live(shared, &mut tried).await;
             if wanted.is_none() {
                 attempt = if begun.elapsed() >= SETTLED { 0 } else { attempt + 1 };
                 let policy = shared.settings.load().policy(&self.found.id);
                 let pause = policy.restart.map(|backoff| backoff.pause(attempt));
+                self.program.set(match pause {
+                    Some(pause) => Phase::BackingOff { until: Instant::now() + pause },
+                    None => Phase::Down,
+                });
+                drop(tried.take());
                 wanted = match self.pause(pause).await {
                     Some(wanted) => wanted,
                     None => return,
@@ -265,15 +284,16 @@ impl Supervisor {
             }
             attempt = if wanted.is_some() { 0 } else { attempt };
             tried = wanted;
+            self.program.set(Phase::Starting { pid: 0 });
             info!(plugin = %self.found.id, attempt, "starting plugin again");
         }
     }
 
     /// One life; whether somebody wants another.
-    async fn live(&mut self, shared: &Arc<Shared>, tried: Option<Tried>) -> Option<Tried> {
+    async fn live(&mut self, shared: &Arc<Shared>, tried: &mut Option<Tried>) -> Option<Tried> {
         let life = self.stop.child_token();
-        let mut tried = tried;
-        let mut running = std::pin::pin!(run_once(shared, &self.found, &life, &mut tried));
+        let mut running =
+            std::pin::pin!(run_once(shared, &self.found, &self.program, &life, tried));
         tokio::select! {
             () = &mut running => None,
             Some(wanted) = self.restarts.recv() => {
@@ -318,20 +338,25 @@ impl Backoff {
 async fn run_once(
     shared: &Arc<Shared>,
     found: &Found,
+    program: &Arc<Program>,
     stop: &CancellationToken,
     tried: &mut Option<Tried>,
 ) {
     let plugin = &found.id;
     let show_stderr = shared.settings.load().show_stderr;
-    let (child, socket) = match start(found, show_stderr) {
+    let (mut child, socket) = match start(found, show_stderr) {
         Ok(started) => started,
         Err(error) => {
-            error!(error = &error as &dyn std::error::Error, "plugin does not start");
+            error!(%plugin, error = whole(&error), "plugin does not start");
+            program.failed(whole(&error));
             return shared.not_joined(plugin, whole(&error));
         }
     };
     shared.metrics.started(plugin);
-    let origin = Origin::Launched { pid: child.id().unwrap_or_default() };
+    let pid = child.id().unwrap_or_default();
+    program.set(Phase::Starting { pid });
+    let readers = program.read(&shared.tasks, &mut child);
+    let origin = Origin::Launched { pid };
     let (id, config) = (Some(plugin.clone()), found.config.clone());
     let arrival = Arrival { id, config, origin, scope: found.scope.clone() };
     let connect = |desk| Trunk::runtime_on(socket, desk);
@@ -339,8 +364,9 @@ async fn run_once(
         joined = join::join(shared, connect, arrival) => joined,
         () = stop.cancelled() => Err(JoinError::Closed),
     };
-    match joined {
+    let mut why = match joined {
         Ok(peer) => {
+            program.set(Phase::Joined { pid });
             drop(tried.take());
             tokio::select! {
                 () = join::stay(shared, Arc::clone(&peer)) => {}
@@ -349,17 +375,29 @@ async fn run_once(
                     shared.leave(&peer);
                 }
             }
+            "its connection was closed".to_owned()
         }
         Err(error) => {
-            warn!(%plugin, error = &error as &dyn std::error::Error, "plugin did not join");
+            warn!(%plugin, error = whole(&error), "plugin did not join");
             shared.not_joined(plugin, whole(&error));
+            format!("it did not join: {}", whole(&error))
         }
+    };
+    if let Some(status) = end(shared, plugin, child, stop).await {
+        why = format!("{why}; its process ended: {status}");
     }
-    end(shared, plugin, child, stop).await;
+    program.failed(why);
+    readers.finish().await;
 }
 
-/// The process of a plugin that we have no use for. What ended by itself says how.
-async fn end(shared: &Shared, plugin: &PluginId, mut child: Child, stop: &CancellationToken) {
+/// Ends the process of a plugin that we have no use for. Returns the status of one that ended
+/// by itself.
+async fn end(
+    shared: &Shared,
+    plugin: &PluginId,
+    mut child: Child,
+    stop: &CancellationToken,
+) -> Option<String> {
     let itself = match stop.is_cancelled() {
         true => None,
         false => timeout(LAST_BREATH, child.wait()).await.ok().and_then(Result::ok),
@@ -367,12 +405,14 @@ async fn end(shared: &Shared, plugin: &PluginId, mut child: Child, stop: &Cancel
     if let Some(status) = itself {
         warn!(%plugin, %status, "the plugin's process has ended");
         let status = status.to_string();
-        return shared.feed.tell(|| Notice::Ended { plugin: plugin.to_string(), status });
+        shared.feed.tell(|| Notice::Ended { plugin: plugin.to_string(), status: status.clone() });
+        return Some(status);
     }
     // Also what has ended has to be waited for.
     if let Err(error) = child.kill().await {
         warn!(%plugin, %error, "end the plugin's process");
     }
+    None
 }
 
 impl Shared {
@@ -392,8 +432,8 @@ fn start(found: &Found, show_stderr: bool) -> Result<(Child, Socket), LaunchErro
         .env(defaults::INDEX_ENV, found.id.index())
         .env(defaults::SOCKET_ENV, SOCKET_FD.to_string())
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(if show_stderr { Stdio::inherit() } else { Stdio::null() });
+        .stdout(if show_stderr { Stdio::null() } else { Stdio::piped() })
+        .stderr(if show_stderr { Stdio::inherit() } else { Stdio::piped() });
     let mapping = FdMapping { parent_fd: theirs.into(), child_fd: SOCKET_FD };
     command
         .fd_mappings(vec![mapping])

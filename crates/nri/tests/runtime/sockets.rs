@@ -279,6 +279,69 @@ async fn a_program_that_does_not_register_is_ended() {
     world.nri.shutdown().await;
 }
 
+#[tokio::test]
+async fn what_a_program_printed_is_there_after_its_death() {
+    let dirs = Dirs::new();
+    dirs.program("10-broken", "echo one\necho two >&2\nexit 3");
+    let mut settings = dirs.settings();
+    let dead = PluginPolicy { restart: None, ..Default::default() };
+    settings.plugins.insert("broken".to_owned(), dead);
+    let world = World::with(settings).await;
+    let absent = async {
+        loop {
+            match world.nri.absent_plugins().as_slice() {
+                [one] if one.absence == nri::Absence::Down => return one.clone(),
+                _ => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+    };
+    let absent = tokio::time::timeout(SOON, absent).await.unwrap();
+    assert_eq!(absent.name, "10-broken");
+    assert_eq!(
+        absent.reason,
+        "it did not join: connection closed; its process ended: exit status: 3"
+    );
+    let mut said: Vec<_> =
+        absent.output.iter().map(|line| (line.stream.name(), line.text.as_str())).collect();
+    said.sort_unstable();
+    assert_eq!(said, [("stderr", "two"), ("stdout", "one")]);
+    world.nri.shutdown().await;
+}
+
+/// A child of it may hold its pipes for ever.
+#[tokio::test]
+async fn a_program_that_prints_without_end_hurts_nobody() {
+    let dirs = Dirs::new();
+    dirs.program("10-loud", "while :; do echo loud; done");
+    dirs.program(
+        "20-left",
+        "exec 3>&-\nwhile :; do :; done &\necho $! > \"${0%/*}/../pid\"\nexit 0",
+    );
+    let mut settings = dirs.settings();
+    settings.registration_timeout = Duration::from_millis(300);
+    for name in ["loud", "left"] {
+        let dead = PluginPolicy { restart: None, ..Default::default() };
+        settings.plugins.insert(name.to_owned(), dead);
+    }
+    let world = World::with(settings).await;
+    let _live = connect(&world, &dirs.path("run/nri.sock"), "30-a").await.unwrap();
+    world.wait_for_plugins(&["30-a"]).await;
+    world.create("c").await.unwrap();
+    let both = async {
+        while world.nri.absent_plugins().iter().filter(|p| p.absence == nri::Absence::Down).count()
+            < 2
+        {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(SOON, both).await.unwrap();
+    assert_eq!(world.nri.absent_plugins()[0].output.len(), 20);
+    let left: i32 = fs::read_to_string(dirs.path("pid")).unwrap().trim().parse().unwrap();
+    let left = rustix::process::Pid::from_raw(left).unwrap();
+    rustix::process::kill_process(left, rustix::process::Signal::KILL).unwrap();
+    world.nri.shutdown().await;
+}
+
 // === reload ===
 
 #[tokio::test]
