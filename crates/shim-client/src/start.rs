@@ -134,7 +134,10 @@ async fn read_all(pipe: Option<impl AsyncRead + Unpin>) -> io::Result<Vec<u8>> {
 async fn undo(dir: &Path) {
     match bury(dir, UNDO_LIMIT).await {
         Ok(_) | Err(ShimError::NotFound { .. }) => {}
-        Err(error) => tracing::warn!(dir = %dir.display(), %error, "a late shim is left behind"),
+        Err(error) => {
+            let error = base::Chain(&error);
+            tracing::warn!(dir = %dir.display(), %error, "a late shim is left behind");
+        }
     }
 }
 

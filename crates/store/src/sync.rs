@@ -186,7 +186,7 @@ fn serve(core: &Core, disk: &mut Disk) -> Result<(), StoreError> {
                     Ok(complete) => complete,
                     // The WAL holds everything: nothing is lost, only not tidied.
                     Err(error) if error.leaves_state_intact() => {
-                        tracing::warn!(%error, "checkpoint put off");
+                        tracing::warn!(error = %base::Chain(&error), "checkpoint put off");
                         false
                     }
                     Err(error) => return Err(error),

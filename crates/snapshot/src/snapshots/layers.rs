@@ -247,6 +247,7 @@ impl Drop for Staging {
             return;
         }
         if let Err(error) = self.inner.discard(&self.dir.path) {
+            let error = base::Chain(&error);
             tracing::warn!(dir = %self.dir.path.display(), %error, "staging stays until restart");
         }
     }

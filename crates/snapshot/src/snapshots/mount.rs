@@ -122,6 +122,7 @@ struct Attached(PathBuf);
 impl Drop for Attached {
     fn drop(&mut self) {
         if let Err(error) = detach(&self.0) {
+            let error = base::Chain(&error);
             tracing::warn!(point = %self.0.display(), %error, "mapped layers stay mounted");
         }
     }
