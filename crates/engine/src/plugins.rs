@@ -189,11 +189,42 @@ impl Plugins {
         let described = describe::container(container, Arc::new(spec));
         let host = Arc::new(host::Host::new(shared, pod));
         let limits = shared.limits_of(&pod.handler)?;
-        adjust(&self.nri, &describe::pod(shared, pod), &described, host, limits).await
+        let pod = describe::pod(shared, pod);
+        let adjusted = adjust(&self.nri, &pod, &described, host, limits).await;
+        match &adjusted {
+            // Those who watch have been told.
+            Ok(_) | Err(EngineError::Plugins(_)) => {}
+            Err(error) => {
+                self.nri.creation_failed(&pod, &described, Chain(error).to_string());
+            }
+        }
+        adjusted
+    }
+
+    /// Tells those who watch plugins that a creation they agreed to has failed.
+    pub(crate) async fn creation_failed(
+        &self,
+        shared: &Shared,
+        container: &ContainerRecord,
+        error: &EngineError,
+    ) {
+        let (pod, container) = describe::both(shared, container).await;
+        self.nri.creation_failed(&pod, &container, Chain(error).to_string());
     }
 
     /// Puts on record what plugins made of a spec, for as long as the container is there.
-    pub(crate) async fn remember(&self, shared: &Shared, id: Id, story: nri::Story) -> Result<()> {
+    pub(crate) async fn remember(
+        &self,
+        shared: &Shared,
+        id: Id,
+        mut story: nri::Story,
+        ignored: Vec<oci::Ignored>,
+    ) -> Result<()> {
+        story.not_granted.extend(ignored.into_iter().map(|ignored| nri::NotGranted {
+            field: ignored.field.to_owned(),
+            why: ignored.why.to_owned(),
+            ..nri::NotGranted::default()
+        }));
         if !story.is_empty() {
             shared.stories.put(StoryRecord { container: id, story }).await?;
         }
@@ -335,9 +366,20 @@ impl Plugins {
 
 /// Puts on record what plugins made of a container's limits.
 async fn remember_update(shared: &Shared, id: Id, update: &nri::Updated) {
+    let at = jiff::Timestamp::now().as_millisecond();
+    add_to_story(shared, id, |story| story.update(update, at)).await;
+}
+
+/// Puts on record who evicted a container, and why.
+async fn remember_eviction(shared: &Shared, id: Id, evicted: &nri::Evicted) {
+    let at = jiff::Timestamp::now().as_millisecond();
+    add_to_story(shared, id, |story| story.evict(evicted, at)).await;
+}
+
+async fn add_to_story(shared: &Shared, id: Id, add: impl FnOnce(&mut nri::Story)) {
     let known = shared.stories.get(&id).map(|record| record.story.clone());
     let mut story = known.unwrap_or_default();
-    story.update(update, jiff::Timestamp::now().as_millisecond());
+    add(&mut story);
     let mut kept = shared.stories.put(StoryRecord { container: id, story }).await;
     // Its removal may have been quicker.
     if kept.is_ok() && shared.containers.get(&id).is_none() {

@@ -3,8 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use api_admin::v1::{
-    ExplainContainerResponse, FieldChange, FieldOwner, Plugin, PluginAnswer, PluginNotice,
-    PluginOutput, PluginUpdate, RestartPluginResponse, SpecChange,
+    ExplainContainerResponse, FieldChange, FieldOwner, NotGranted, Plugin, PluginAnswer,
+    PluginEviction, PluginNotice, PluginOutput, PluginUpdate, RestartPluginResponse, SpecChange,
 };
 use engine::nri::{
     Absence, AbsentPlugin, OnFailure, Origin, OutputLine, Owned, PluginPolicy, PluginStatus,
@@ -53,6 +53,7 @@ pub(crate) fn absent(plugin: &AbsentPlugin) -> Plugin {
             ("backing off", format!("; starts again in {}s", remaining.as_secs()))
         }
         Absence::Down => ("down", String::new()),
+        Absence::Rejected => ("rejected", String::new()),
     };
     Plugin {
         id: plugin.name.clone(),
@@ -126,7 +127,7 @@ fn millis(span: Duration) -> u64 {
 }
 
 pub(crate) fn story(story: Story) -> ExplainContainerResponse {
-    let Story { plugins, owners, fields, changes, updates } = story;
+    let Story { plugins, owners, fields, changes, updates, not_granted, evictions } = story;
     let text = |value: serde_json::Value| {
         if value.is_null() { String::new() } else { value.to_string() }
     };
@@ -141,6 +142,19 @@ pub(crate) fn story(story: Story) -> ExplainContainerResponse {
         at: later.at,
         asked: text(later.asked),
         owners: later.owners.into_iter().map(owner).collect(),
+        error: later.error,
+    });
+    let not_granted = not_granted.into_iter().map(|refused| NotGranted {
+        field: refused.field,
+        asked: text(refused.asked),
+        plugin: refused.plugin,
+        why: refused.why,
+    });
+    let evictions = evictions.into_iter().map(|evicted| PluginEviction {
+        at: evicted.at,
+        plugin: evicted.plugin,
+        cause: evicted.cause,
+        reason: evicted.reason,
     });
     let changes = changes.into_iter().map(|changed| SpecChange {
         path: changed.path,
@@ -159,5 +173,7 @@ pub(crate) fn story(story: Story) -> ExplainContainerResponse {
         fields: fields.collect(),
         changes: changes.collect(),
         updates: updates.collect(),
+        not_granted: not_granted.collect(),
+        evictions: evictions.collect(),
     }
 }

@@ -2,7 +2,10 @@
 
 use futures_util::future::BoxFuture;
 
-use crate::{journal::Updated, object::Resources};
+use crate::{
+    journal::{Evicted, Updated},
+    object::Resources,
+};
 
 /// The containers of one front end. Implemented by the runtime.
 ///
@@ -34,9 +37,15 @@ pub trait Domain: Send + Sync + 'static {
         reason: &'a str,
     ) -> BoxFuture<'a, Result<(), DomainError>>;
 
-    /// An update of a container is done and stays, for whoever keeps books.
+    /// An update of a container is done and stays, or could not be made, for whoever keeps books.
     fn updated<'a>(&'a self, container: &'a str, update: &'a Updated) -> BoxFuture<'a, ()> {
         let _ = (container, update);
+        Box::pin(std::future::ready(()))
+    }
+
+    /// An eviction of a container is done, for whoever keeps books.
+    fn evicted<'a>(&'a self, container: &'a str, evicted: &'a Evicted) -> BoxFuture<'a, ()> {
+        let _ = (container, evicted);
         Box::pin(std::future::ready(()))
     }
 }

@@ -62,7 +62,7 @@ pub enum NriError {
     Stopped,
 
     /// Of requests that ask every plugin whatever the others say.
-    #[error("{} plugins failed, first {}", .0.len(), .0[0])]
+    #[error("{} plugins failed, first {}", .0.len(), crate::watch::whole(&.0[0]))]
     Several(Vec<NriError>),
 }
 

@@ -34,6 +34,8 @@ pub struct Adjusted {
     pub took: Duration,
     /// `None` where it asked for nothing.
     pub adjust: Option<Box<ContainerAdjustment>>,
+    /// Why nothing of it was granted, where that is so.
+    pub refused: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -42,6 +44,19 @@ pub struct Updated {
     pub by: String,
     pub resources: LinuxResources,
     pub owners: Vec<(FieldKey, String)>,
+    /// Why it was not made, where that is so.
+    pub error: Option<String>,
+}
+
+/// An eviction that was done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Evicted {
+    /// The plugin that asked for it.
+    pub by: String,
+    pub reason: String,
+    /// The request with whose answer it came, as in `CreateContainer pod/container`, or
+    /// `unsolicited`.
+    pub cause: String,
 }
 
 impl Journal {
@@ -51,13 +66,14 @@ impl Journal {
         container: &str,
         resources: LinuxResources,
         owners: &Owners,
+        error: Option<String>,
     ) -> &Updated {
         if self.updates.len() == UPDATES {
             self.updates.pop_front();
         }
         let of_this = owners.iter().filter(|(id, ..)| *id == container);
         let owners = of_this.map(|(_, field, owner)| (field, owner.to_owned())).collect();
-        self.updates.push_back(Updated { by: by.to_owned(), resources, owners });
+        self.updates.push_back(Updated { by: by.to_owned(), resources, owners, error });
         &self.updates[self.updates.len() - 1]
     }
 }

@@ -47,7 +47,7 @@ mod watch;
 pub use apply::{ApplyError, BareHost, Host, HostError, Propagation};
 pub use domain::{Domain, DomainError};
 pub use error::{ChangeError, Kind, NriError, Silence, asking, named};
-pub use journal::{Adjusted, Journal, Updated};
+pub use journal::{Adjusted, Evicted, Journal, Updated};
 pub use merge::{
     Claimant, Creation, FieldSet, MergeError, Merged, UnknownField, Updates, Updating,
 };
@@ -64,7 +64,7 @@ pub use runtime::{
 pub use settings::{
     Backoff, DomainSettings, Duplicates, OnFailure, PluginPolicy, Settings, SettingsError,
 };
-pub use story::{Answered, Changed, FieldStory, Later, Owned, Story};
+pub use story::{Answered, Changed, EvictionStory, FieldStory, Later, NotGranted, Owned, Story};
 pub use sync::{Part, SyncPlan, TooLarge};
 pub use tally::Calls;
 pub use validate::{DefaultValidator, REQUIRED_PLUGINS_ANNOTATION, Rejection};

@@ -90,6 +90,11 @@ impl LineBuffer {
     }
 }
 
+/// Makes a text of somebody else harmless on a terminal.
+pub(crate) fn printable_text(text: &str) -> String {
+    printable(text.as_bytes(), &mut false)
+}
+
 /// Makes text that is harmless on a terminal: no control characters, none that change the
 /// direction of text, and no invalid UTF-8.
 fn printable(bytes: &[u8], cut: &mut bool) -> String {

@@ -5,7 +5,10 @@ use std::{
     future::poll_fn,
     mem,
     pin::pin,
-    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -82,6 +85,8 @@ pub(crate) struct Peer {
     strikes: AtomicU32,
     tally: Mutex<Tally>,
     goodbye: OnceCell<()>,
+    /// Why we want it no more.
+    blamed: OnceLock<String>,
     mailbag: Mailbag,
     attention: Attention,
 }
@@ -164,6 +169,7 @@ impl Peer {
             strikes: AtomicU32::new(0),
             tally: Mutex::default(),
             goodbye: OnceCell::new(),
+            blamed: OnceLock::new(),
             mailbag,
             attention: Attention::new(),
         }
@@ -179,6 +185,16 @@ impl Peer {
 
     pub(crate) fn is_gone(&self) -> bool {
         self.trunk.is_closed()
+    }
+
+    /// Notes why it is about to be dropped; the first reason counts.
+    pub(crate) fn blame(&self, why: String) {
+        let _ = self.blamed.set(why);
+    }
+
+    pub(crate) fn gone_because(&self) -> String {
+        let why = self.blamed.get().cloned();
+        why.unwrap_or_else(|| "its connection was closed".to_owned())
     }
 
     pub(crate) fn calls(&self) -> Calls {
@@ -475,7 +491,7 @@ impl Patience {
 }
 
 impl Failure {
-    /// The reason in words.
+    /// Returns the reason with all its causes, for people.
     pub(crate) fn why(&self) -> String {
         match self {
             Self::Refused(status) => status.message.clone(),

@@ -17,6 +17,7 @@
 //! the registry from the moment its creation leaves the pipeline, in the same critical
 //! section, so that no join falls between the two.
 
+mod absent;
 mod announce;
 mod changes;
 mod dispatch;
@@ -154,6 +155,8 @@ pub(crate) struct Shared {
     /// Counts the comings and goings of active plugins.
     members: watch::Sender<u64>,
     services: Mutex<Services>,
+    absentees: Mutex<absent::Absentees>,
+    since: Instant,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -163,6 +166,8 @@ pub(crate) struct Shared {
 struct Services {
     listeners: BTreeMap<PathBuf, listen::Listener>,
     launched: BTreeMap<PathBuf, launch::Launched>,
+    /// Files among plugins that are none.
+    left_out: Vec<AbsentPlugin>,
 }
 
 #[derive(Default)]
@@ -216,6 +221,8 @@ impl Nri {
             idle: Notify::new(),
             members: watch::Sender::new(0),
             services: Mutex::default(),
+            absentees: Mutex::default(),
+            since: Instant::now(),
             tasks,
             stop: CancellationToken::new(),
         };
@@ -308,6 +315,7 @@ impl Nri {
             config: config.to_owned(),
             origin: Origin::BuiltIn,
             scope: Scope::Open,
+            claimed: Arc::default(),
         };
         let connect = |desk| Trunk::runtime(io, desk);
         let peer = join::join(&self.shared, connect, arrival).await?;
@@ -351,6 +359,7 @@ impl Nri {
             [] => Err(RestartError::Unknown(name.to_owned())),
             [peer] if peer.origin == Origin::BuiltIn => Err(RestartError::BuiltIn(peer.id.clone())),
             [peer] => {
+                peer.blame("it was disconnected by an operator".to_owned());
                 peer.shutdown(SHUTDOWN).await;
                 self.shared.leave(peer);
                 Ok(Restarted::Disconnected(peer.id.clone()))

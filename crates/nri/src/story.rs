@@ -2,12 +2,15 @@
 
 mod fields;
 
+use nri_wire::api;
 use oci_spec::runtime as oci;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::{
-    journal::{Journal, UPDATES, Updated},
+    Claimant, Creation,
+    apply::{self, BareHost},
+    journal::{Adjusted, Evicted, Journal, UPDATES, Updated},
     owners::FieldKey,
 };
 
@@ -25,6 +28,34 @@ pub struct Story {
     pub changes: Vec<Changed>,
     /// What plugins changed since, oldest first; of many only the last.
     pub updates: Vec<Later>,
+    /// What plugins asked for at its creation and did not get.
+    pub not_granted: Vec<NotGranted>,
+    /// Evictions of the container, oldest first.
+    pub evictions: Vec<EvictionStory>,
+}
+
+/// A value that a plugin asked for and did not get.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NotGranted {
+    pub field: String,
+    /// Null where it cannot be told.
+    pub asked: Value,
+    /// Empty where it cannot be told.
+    pub plugin: String,
+    pub why: String,
+}
+
+/// An eviction of the container.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EvictionStory {
+    /// In milliseconds since 1970.
+    pub at: i64,
+    pub plugin: String,
+    /// The request with whose answer it came, or `unsolicited`.
+    pub cause: String,
+    pub reason: String,
 }
 
 /// A change of limits after the creation.
@@ -35,6 +66,8 @@ pub struct Later {
     pub at: i64,
     pub asked: Value,
     pub owners: Vec<Owned>,
+    /// Why it was not made; empty where it was.
+    pub error: String,
 }
 
 /// What one plugin asked for; null where that was nothing.
@@ -76,7 +109,20 @@ pub struct Changed {
 impl Story {
     /// Nobody asked for anything.
     pub fn is_empty(&self) -> bool {
-        self.owners.is_empty() && self.changes.is_empty() && self.updates.is_empty()
+        self.owners.is_empty()
+            && self.changes.is_empty()
+            && self.updates.is_empty()
+            && self.not_granted.is_empty()
+            && self.evictions.is_empty()
+    }
+
+    /// Adds an eviction, and forgets the oldest where there are many.
+    pub fn evict(&mut self, evicted: &Evicted, at: i64) {
+        if self.evictions.len() >= UPDATES {
+            self.evictions.remove(0);
+        }
+        let Evicted { by, reason, cause } = evicted.clone();
+        self.evictions.push(EvictionStory { at, plugin: by, cause, reason });
     }
 
     /// The plugins that wanted something changed at the creation, in the order in which they
@@ -97,7 +143,8 @@ impl Story {
         };
         let asked = serde_json::to_value(&updated.resources).map_or(Value::Null, stripped);
         let owners = updated.owners.iter().map(owned).collect();
-        self.updates.push(Later { at, asked, owners });
+        let error = updated.error.clone().unwrap_or_default();
+        self.updates.push(Later { at, asked, owners, error });
     }
 }
 
@@ -134,7 +181,66 @@ impl Journal {
             fields = self.fields(container, &before, &after);
         }
         let (plugins, owners) = (answered.collect(), owners.collect());
-        Story { plugins, owners, fields, changes, updates: Vec::new() }
+        let not_granted = self.not_granted(container);
+        Story { plugins, owners, fields, changes, not_granted, ..Story::default() }
+    }
+
+    /// What one plugin asked for and another has, or nobody.
+    fn not_granted(&self, container: &str) -> Vec<NotGranted> {
+        let asking = self.adjustments.iter().filter(|answer| answer.adjust.is_some());
+        // What one plugin alone asks for it gets.
+        if asking.clone().count() < 2 && asking.clone().all(|answer| answer.refused.is_none()) {
+            return Vec::new();
+        }
+        asking.flat_map(|answer| self.not_granted_to(container, answer)).collect()
+    }
+
+    fn not_granted_to(&self, container: &str, answer: &Adjusted) -> Vec<NotGranted> {
+        let plugin = answer.plugin.as_str();
+        let Some(adjust) = answer.adjust.as_deref() else { return Vec::new() };
+        // By itself, to see what it claims.
+        let mut alone =
+            Creation::of(api::Container { id: container.to_owned(), ..Default::default() });
+        let response =
+            api::CreateContainerResponse { adjust: Some(adjust.clone()), ..Default::default() };
+        let _ = alone.merge(Claimant::new(plugin), response);
+        let mut spec = None;
+        let mut refused = Vec::new();
+        for (_, field, _) in alone.merged().owners.iter() {
+            let Some(why) = self.why_not(container, answer, &field) else { continue };
+            let spec = spec.get_or_insert_with(|| self.applied(adjust));
+            let asked = match fields::find(spec, &field) {
+                Value::Null => fields::asked(adjust, &field),
+                found => found,
+            };
+            let (field, plugin) = (field.to_string(), plugin.to_owned());
+            refused.push(NotGranted { field, asked, plugin, why });
+        }
+        refused
+    }
+
+    /// `None` if the plugin has got it.
+    fn why_not(&self, container: &str, answer: &Adjusted, key: &FieldKey) -> Option<String> {
+        if let Some(why) = &answer.refused {
+            return Some(why.clone());
+        }
+        let plugin = answer.plugin.as_str();
+        if let Some(owner) = self.owners.owner(container, key.field, key.key.as_deref()) {
+            let has = owner.split(',').any(|owner| owner == plugin);
+            return (!has).then(|| format!("taken over by {owner}"));
+        }
+        let cleared = self.owners.cleared(container).find(|(cleared, _)| cleared == key);
+        Some(match cleared {
+            Some((_, by)) => format!("removed by {by}"),
+            None => "not applied".to_owned(),
+        })
+    }
+
+    /// The specification as one plugin alone would have it; nothing where that cannot be told.
+    fn applied(&self, adjust: &api::ContainerAdjustment) -> Value {
+        let original = self.original.as_deref().cloned().unwrap_or_default();
+        let applied = apply::applied(&original, adjust, &BareHost);
+        applied.ok().and_then(|spec| serde_json::to_value(spec).ok()).unwrap_or_default()
     }
 
     fn fields(&self, container: &str, before: &Value, after: &Value) -> Vec<FieldStory> {
@@ -215,6 +321,50 @@ mod tests {
             ("/a", &json!(1), &json!(2)),
             ("/env", &json!(["A=1"]), &json!(["C=3"])),
             ("/new", &Value::Null, &json!(true)),
+        ];
+        assert_eq!(got, want);
+    }
+
+    fn env(entries: &[(&str, &str)]) -> api::ContainerAdjustment {
+        let pair = |(key, value): &(&str, &str)| api::KeyValue {
+            key: (*key).to_owned(),
+            value: (*value).to_owned(),
+        };
+        api::ContainerAdjustment { env: entries.iter().map(pair).collect(), ..Default::default() }
+    }
+
+    #[test]
+    fn what_another_plugin_has_was_not_granted() {
+        let mut creation = Creation::of(api::Container { id: "c".into(), ..Default::default() });
+        let mut adjustments = Vec::new();
+        let answers = [
+            ("10-a", env(&[("TAKEN", "1"), ("REMOVED", "1"), ("KEPT", "1")]), None),
+            ("20-b", env(&[("-TAKEN", ""), ("TAKEN", "2"), ("-REMOVED", "")]), None),
+            ("30-c", env(&[("SECRET", "1")]), Some("the plugin may not set Env".to_owned())),
+        ];
+        for (plugin, adjust, refused) in answers {
+            let response =
+                api::CreateContainerResponse { adjust: Some(adjust.clone()), ..Default::default() };
+            if refused.is_none() {
+                creation.merge(Claimant::new(plugin), response).unwrap();
+            }
+            let (plugin, adjust) = (plugin.parse().unwrap(), Some(Box::new(adjust)));
+            adjustments.push(Adjusted { plugin, took: Default::default(), adjust, refused });
+        }
+        let owners = creation.finish().owners;
+        let original = Some(std::sync::Arc::new(oci::Spec::default()));
+        let journal = Journal { original, adjustments, owners, ..Journal::default() };
+        let story = journal.story("c", &oci::Spec::default());
+        let got: Vec<_> = story
+            .not_granted
+            .iter()
+            .map(|n| (n.field.as_str(), &n.asked, n.plugin.as_str(), n.why.as_str()))
+            .collect();
+        let one = json!("1");
+        let want = [
+            ("Env \"REMOVED\"", &one, "10-a", "removed by 20-b"),
+            ("Env \"TAKEN\"", &one, "10-a", "taken over by 20-b"),
+            ("Env \"SECRET\"", &one, "30-c", "the plugin may not set Env"),
         ];
         assert_eq!(got, want);
     }

@@ -3,7 +3,7 @@
 //! **Invariant:** nobody waits for a watcher. One that falls behind is told so and has lost
 //! its place; while nobody watches nothing is even put into words.
 
-use std::{error::Error, sync::Arc};
+use std::{error::Error, fmt, sync::Arc};
 
 use nri_wire::api::{ContainerAdjustment, ContainerEviction, ContainerUpdate};
 use serde::{Deserialize, Serialize};
@@ -52,7 +52,28 @@ pub enum Notice {
         error: Option<String>,
     },
     /// A container was changed, or not, because plugins asked for it.
-    Changed { container: String, by: String, asked: Value, error: Option<String> },
+    Changed {
+        container: String,
+        #[serde(default)]
+        pod_name: String,
+        #[serde(default)]
+        container_name: String,
+        by: String,
+        /// The request with whose answer it came, or `unsolicited`.
+        #[serde(default)]
+        cause: String,
+        asked: Value,
+        error: Option<String>,
+    },
+    /// A plugin was told what exists; `error` if it did not take it.
+    Synchronized {
+        plugin: String,
+        pods: usize,
+        containers: usize,
+        micros: u64,
+        asked: Value,
+        error: Option<String>,
+    },
 }
 
 /// What a request was about. Of one about a pod the container is empty.
@@ -64,6 +85,17 @@ pub struct About {
     pub pod_name: String,
     pub container: String,
     pub container_name: String,
+}
+
+/// `CreateContainer web/nginx`.
+impl fmt::Display for About {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { event, pod_name, container_name, .. } = self;
+        match container_name.as_str() {
+            "" => write!(f, "{event} {pod_name}"),
+            name => write!(f, "{event} {pod_name}/{name}"),
+        }
+    }
 }
 
 /// Why there is nothing more to come.

@@ -19,6 +19,7 @@ use crate::{
     layout::Layout,
     owner::Turn,
     phase::ContainerEvent,
+    plugins::Adjusted,
     pod::files::root_of,
     record::{ContainerRecord, Made, PodRecord},
     request::{PodNamespace, PodPid},
@@ -190,12 +191,22 @@ impl MakeContainer {
         let spec = *self.spec.take().expect("the step before makes it");
         let (shared, pod) = (&self.shared, &self.pod);
         let adjusted = shared.plugins.create(shared, pod, &self.container, spec).await?;
-        for ignored in adjusted.ignored {
+        let kept = self.keep(adjusted).await;
+        if let Err(error) = &kept {
+            let shared = &self.shared;
+            shared.plugins.creation_failed(shared, &self.container, error).await;
+        }
+        kept
+    }
+
+    async fn keep(&mut self, adjusted: Adjusted) -> Result<()> {
+        let (shared, pod) = (&self.shared, &self.pod);
+        for ignored in &adjusted.ignored {
             tracing::info!(container = %self.container.id, field = ignored.field, why = ignored.why,
                 "asked for by a plugin, and without effect");
         }
-        shared.plugins.remember(shared, self.container.id, adjusted.story).await?;
-        let mut spec = adjusted.spec;
+        let Adjusted { mut spec, block_io_class, rdt_class, ignored, story } = adjusted;
+        shared.plugins.remember(shared, self.container.id, story, ignored).await?;
         let abilities = shared.handler(&pod.handler)?.facts.abilities;
         let priorities = Priorities::take(&mut spec, abilities);
         let json = oci::to_json(&spec).expect("a spec is JSON");
@@ -205,8 +216,8 @@ impl MakeContainer {
         made.resources = oci::resources_of(&spec);
         made.cgroup_path = cgroup_path(&spec);
         made.priorities = priorities;
-        made.block_io_class = adjusted.block_io_class.filter(|class| !class.is_empty());
-        made.rdt_class = adjusted.rdt_class.filter(|class| !class.is_empty());
+        made.block_io_class = block_io_class.filter(|class| !class.is_empty());
+        made.rdt_class = rdt_class.filter(|class| !class.is_empty());
         Ok(())
     }
 }

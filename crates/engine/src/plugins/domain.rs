@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 
 use base::{Id, Kind};
 use futures_util::future::BoxFuture;
-use nri::{Domain, DomainError, Resources, Updated};
+use nri::{Domain, DomainError, Evicted, Resources, Updated};
 use tokio::sync::oneshot;
 
 use crate::{
@@ -118,6 +118,14 @@ impl Domain for Containers {
         Box::pin(async move {
             if let Ok((shared, record)) = self.find(container) {
                 super::remember_update(&shared, record.id, update).await;
+            }
+        })
+    }
+
+    fn evicted<'a>(&'a self, container: &'a str, evicted: &'a Evicted) -> BoxFuture<'a, ()> {
+        Box::pin(async move {
+            if let Ok((shared, record)) = self.find(container) {
+                super::remember_eviction(&shared, record.id, evicted).await;
             }
         })
     }

@@ -110,6 +110,11 @@ impl Lines {
         };
         tokio::time::timeout(std::time::Duration::from_secs(60), found).await.unwrap()
     }
+
+    /// Ends the command, which would go on.
+    async fn end(mut self) {
+        self.child.kill().await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -161,6 +166,151 @@ async fn what_happens_is_seen_as_it_happens() {
         assert!(!ended.success(), "the daemon went away, and it says so");
     }
     node.daemon.start_again().await.unwrap();
+    node.finish().await.unwrap();
+}
+
+/// Waits until both commands see what happens; those who watch see only what comes after.
+async fn both_watch(node: &Node) -> (Lines, Lines) {
+    let (mut json, mut text) =
+        (Lines::of(node, &["nri", "watch", "--json"]), Lines::of(node, &["nri", "watch"]));
+    let seen = async {
+        let mut number = 10;
+        loop {
+            drop(connect(node, &format!("{number}-knock")).await);
+            number = if number == 99 { 10 } else { number + 1 };
+        }
+    };
+    let joined = |line: &str| line.contains("joined");
+    let both = async { tokio::join!(json.find(joined), text.find(joined)) };
+    tokio::select! {
+        _ = both => {}
+        () = seen => {}
+    }
+    (json, text)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_evicted_whom_and_why_is_seen_logged_and_explained() {
+    let Some(node) = Node::start("who_evicted_whom", LONGSHORE).await else { return };
+    let cri = node.cri().await.unwrap();
+    let (mut json, mut text) = both_watch(&node).await;
+    let probe = connect(&node, "10-probe").await;
+    let synchronized = text.find(|line| line.contains("Synchronize 10-probe")).await;
+    assert!(synchronized.contains("0 pods, 0 containers"), "{synchronized}");
+    let pod = cri.run_pod(&node.pod("p")).await.unwrap();
+    let a = cri.run(&pod, node.sh("a", "exec sleep 1000")).await.unwrap();
+    let b = cri.run(&pod, node.sh("b", "exec sleep 1000")).await.unwrap();
+    let victim = b.clone();
+    script(&probe.on_create, move |_| {
+        let mut creation = Creation::default();
+        creation.evictions.insert(victim.clone(), "makes room".into());
+        creation.evictions.insert("nobody".into(), "unknown".into());
+        let mut update = nri_sdk::Update::of("nobody");
+        update.resources.pids = Some(nri_sdk::PidsLimit::At(5));
+        creation.updates.add(update);
+        Ok(creation)
+    });
+    cri.create(&pod, node.sh("c", "true")).await.unwrap();
+    let mut changes = nri_sdk::Changes::default();
+    changes.evict(a.clone(), "too loud").evict("nobody", "unknown");
+    probe.runtime.update_containers(changes).await.unwrap();
+
+    let line = text.find(|line| line.contains("evict") && line.contains("p/b")).await;
+    assert!(line.contains("by 10-probe") && line.contains("makes room"), "{line}");
+    assert!(line.contains("CreateContainer p/c"), "{line}");
+    let line = text.find(|line| line.contains("evict")).await;
+    assert!(line.contains("p/a") && line.contains("too loud"), "unknown ids are skipped: {line}");
+    assert!(line.contains("by 10-probe") && line.contains("unsolicited"), "{line}");
+    let notice = json.find(|line| line.contains("\"changed\"")).await;
+    let notice: Value = serde_json::from_str(&notice).unwrap();
+    assert_eq!((&notice["by"], &notice["container"]), (&"10-probe".into(), &b.clone().into()));
+    assert_eq!(notice["asked"]["evict"][0]["reason"], "makes room", "{notice:#}");
+
+    let log = node.daemon.stderr();
+    for (id, reason) in [(&a, "too loud"), (&b, "makes room")] {
+        let told = |line: &&str| line.contains("container evicted") && line.contains(id.as_str());
+        let line = log.lines().find(told).unwrap_or_else(|| panic!("{log}"));
+        assert!(line.contains("10-probe") && line.contains(reason), "{line}");
+    }
+    let said = longshore(&node, &["nri", "explain", "p/b"]).await;
+    let row = said.lines().find(|line| line.contains("makes room")).expect("it is explained");
+    assert!(row.contains("10-probe") && row.contains("CreateContainer p/c"), "{said}");
+    let story = longshore(&node, &["nri", "explain", "p/a", "--json"]).await;
+    let story: Value = serde_json::from_str(&story).unwrap();
+    assert_eq!(story["evictions"][0]["plugin"], "10-probe", "{story:#}");
+    assert_eq!(story["evictions"][0]["reason"], "too loud", "{story:#}");
+    drop(probe);
+    tokio::join!(json.end(), text.end());
+    node.finish().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_creation_that_fails_after_plugins_agreed_is_seen_as_failed() {
+    let Some(node) = Node::start("a_creation_that_fails_after", LONGSHORE).await else { return };
+    let cri = node.cri().await.unwrap();
+    let (mut json, mut text) = both_watch(&node).await;
+    let probe = connect(&node, "10-probe").await;
+    let pod = cri.run_pod(&node.pod("p")).await.unwrap();
+    // Plugins agree, and the OCI spec that comes of it cannot be.
+    script(&probe.on_create, |_| {
+        let mut creation = Creation::default();
+        creation.adjustment.rdt.clos_id = Some("no such class".into());
+        Ok(creation)
+    });
+    let error = cri.create(&pod, node.sh("c", "true")).await.unwrap_err();
+    let line = text.find(|line| line.contains("CreateContainer p/c FAILED")).await;
+    let told = json.find(|line| line.contains("decided") && line.contains("\"error\":\"")).await;
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert!(told["error"].as_str().is_some_and(|why| error.message().contains(why)), "{told:#}");
+    assert!(!line.ends_with("FAILED: "), "{line}");
+    drop(probe);
+    tokio::join!(json.end(), text.end());
+    node.finish().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_asked_for_and_not_granted_is_explained() {
+    let Some(node) = Node::start("what_was_not_granted", LONGSHORE).await else { return };
+    let cri = node.cri().await.unwrap();
+    let (a, b) = (connect(&node, "10-a").await, connect(&node, "20-b").await);
+    script(&a.on_create, |_| {
+        let mut creation = Creation::default();
+        creation.adjustment.env.set("COLOUR", "red").set("SIZE", "big");
+        Ok(creation)
+    });
+    script(&b.on_create, |_| {
+        let mut creation = Creation::default();
+        creation.adjustment.env.take_over("COLOUR", "blue").remove("SIZE");
+        Ok(creation)
+    });
+    let pod = cri.run_pod(&node.pod("p")).await.unwrap();
+    let id = cri.run(&pod, node.sh("c", "exec sleep 1000")).await.unwrap();
+    let mut update = nri_sdk::Update::of(&id);
+    update.resources.cpu.cpus = "4095".into();
+    a.runtime.update_containers(vec![update]).await.unwrap_err();
+
+    let text = longshore(&node, &["nri", "explain", "p/c"]).await;
+    let row = |what: &str| {
+        let found = text.lines().find(|line| line.contains(what) && line.contains("10-a"));
+        found.unwrap_or_else(|| panic!("{what} is missing: {text}")).to_owned()
+    };
+    assert!(row("red").contains("20-b"), "{text}");
+    assert!(row("big").contains("20-b"), "{text}");
+    assert!(row("4095").contains("FAILED"), "{text}");
+    let json = longshore(&node, &["nri", "explain", "p/c", "--json"]).await;
+    let story: Value = serde_json::from_str(&json).unwrap();
+    let refused = story["notGranted"].as_array().unwrap();
+    assert_eq!(refused.len(), 2, "{json}");
+    assert_eq!(refused[0]["asked"], "red", "{json}");
+    assert_eq!(refused[0]["plugin"], "10-a", "{json}");
+    let why = story["updates"][0]["error"].as_str().unwrap();
+    assert!(why.contains("cpuset"), "the whole cause: {json}");
+    let log = node.daemon.stderr();
+    // In the log quotes are escaped.
+    let end = why.rsplit('"').next().unwrap();
+    let told = |line: &str| line.contains("unsolicited update") && line.contains(end);
+    assert!(log.lines().any(told), "{log}");
+    drop((a, b));
     node.finish().await.unwrap();
 }
 

@@ -226,6 +226,71 @@ async fn what_a_launched_plugin_prints_is_logged_and_listed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn plugins_that_are_not_there_are_listed_with_the_reason() {
+    let policies = "plugins.needed.required = \"1s\"\nplugins.mine.uid = 12345\n";
+    let Some(world) = World::new("plugins_that_are_not_there", &[], policies).await else { return };
+    broken(world.dir.path(), "20-crash", "exit 7");
+    broken(world.dir.path(), "bad", "exit 7");
+    world.reload(policies).await;
+    // It is refused again and again, and listed once.
+    let dialled = world.node.daemon.state().join("nri.sock");
+    for _ in 0..3 {
+        let stub = nri_sdk::Stub::builder(crate::probe::Probe::default())
+            .environment(nri_sdk::Environment::default())
+            .name("mine")
+            .index("40")
+            .socket(&dialled)
+            .no_reconnect()
+            .build()
+            .unwrap();
+        stub.run().await.unwrap_err();
+    }
+    let external = connect(&world.node, "50-gone").await;
+    drop(external);
+
+    let find = |listed: &[Value], id: &str| {
+        let found: Vec<_> = listed.iter().filter(|plugin| plugin["id"] == id).cloned().collect();
+        assert_eq!(found.len(), 1, "{id}: {listed:#?}");
+        let text = |key: &str| found[0][key].as_str().unwrap().to_owned();
+        (text("state"), text("reason"))
+    };
+    let mut listed = world.plugins().await;
+    for _ in 0..600 {
+        if listed.iter().any(|p| p["id"] == "50-gone" && p["state"] == "down") {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        listed = world.plugins().await;
+    }
+    let (state, reason) = find(&listed, "20-crash");
+    assert!(state == "backing off" || state == "starting", "{state}");
+    assert!(reason.contains("exit status: 7"), "{reason}");
+    let (state, reason) = find(&listed, "bad");
+    assert_eq!(state, "rejected");
+    assert!(reason.contains("it must be NN-name"), "{reason}");
+    let (state, reason) = find(&listed, "40-mine");
+    assert_eq!(state, "rejected");
+    assert!(reason.contains("must not connect as user 0"), "{reason}");
+    let (state, reason) = find(&listed, "50-gone");
+    assert_eq!((state.as_str(), reason.contains("connection")), ("down", true), "{reason}");
+    let (state, reason) = find(&listed, "needed");
+    assert_eq!((state.as_str(), reason.contains("required")), ("down", true), "{reason}");
+
+    let text = longshore(&world.node, &["nri", "plugins"]).await;
+    assert!(!text.contains("EVENTS") && text.contains("REASON"), "{text}");
+    assert!(text.contains("must not connect as user 0"), "{text}");
+    let text = longshore(&world.node, &["nri", "plugins", "--wide"]).await;
+    assert!(text.contains("EVENTS"), "{text}");
+
+    // Who is here is not missed any more.
+    let back = connect(&world.node, "50-gone").await;
+    let listed = world.plugins().await;
+    assert_eq!(find(&listed, "50-gone").0, "active");
+    drop(back);
+    world.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_failing_plugin_does_what_its_policy_says() {
     let hangs = || Act { hangs: "CreateContainer".into(), ..Act::default() };
     let refuses = || Act { refuses: Some("no".into()), ..Act::default() };

@@ -100,7 +100,7 @@ impl Creation {
             if eviction.container_id == created {
                 return Err(MergeError::EvictionOfCreated { plugin: plugin(), container: created });
             }
-            self.merged.updates.evict(eviction);
+            self.merged.updates.evict(by, eviction);
         }
         Ok(())
     }

@@ -13,6 +13,8 @@ use crate::owners::Owners;
 pub struct Updates {
     updates: Vec<ContainerUpdate>,
     evictions: Vec<ContainerEviction>,
+    /// Who asked for them, in the same order.
+    evictors: Vec<String>,
 }
 
 impl Updates {
@@ -23,6 +25,13 @@ impl Updates {
 
     pub fn evictions(&self) -> &[ContainerEviction] {
         &self.evictions
+    }
+
+    /// The plugin that asked first for the eviction of a container; empty where nobody did.
+    pub fn evictor(&self, container: &str) -> &str {
+        let all = self.evictions.iter().zip(&self.evictors);
+        let mut found = all.filter(|(eviction, _)| eviction.container_id == container);
+        found.next().map_or("", |(_, plugin)| plugin.as_str())
     }
 
     pub fn is_empty(&self) -> bool {
@@ -56,9 +65,10 @@ impl Updates {
         Ok(())
     }
 
-    pub(super) fn evict(&mut self, eviction: ContainerEviction) {
+    pub(super) fn evict(&mut self, by: Claimant<'_>, eviction: ContainerEviction) {
         if !self.evictions.iter().any(|have| have.container_id == eviction.container_id) {
             self.evictions.push(eviction);
+            self.evictors.push(by.plugin.to_owned());
         }
     }
 
@@ -189,7 +199,7 @@ impl Updating {
                 false => self.others.merge(by, &update, &mut self.owners)?,
             }
         }
-        evictions.into_iter().for_each(|eviction| self.others.evict(eviction));
+        evictions.into_iter().for_each(|eviction| self.others.evict(by, eviction));
         Ok(())
     }
 

@@ -3,18 +3,20 @@
 use std::sync::Arc;
 
 use nri_wire::api::Event;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
 use super::{
     ContainerRecord, MAX_LATE, PodRecord, Shared, State, announce,
     flight::{Flight, Pilot, Post, Subject, Turn, Work},
     join::JoinError,
+    status::Absence,
     sync::{self, SyncError},
 };
 use crate::{
+    error::NriError,
     model::{Action, Lane, Place, Verdict, is_refusable},
-    peer::Peer,
-    watch::Notice,
+    peer::{Origin, Peer},
+    watch::{Notice, whole},
 };
 
 impl Shared {
@@ -67,7 +69,8 @@ impl Shared {
         permit: Option<OwnedSemaphorePermit>,
     ) -> Pilot {
         let post = Arc::new(Post::default());
-        state.flights.insert(place, Flight { post: Arc::clone(&post), subject });
+        let event = work.event();
+        state.flights.insert(place, Flight { post: Arc::clone(&post), subject, event });
         self.metrics.in_flight.inc();
         Pilot { shared: Arc::clone(self), place, work: Box::new(work), post, _permit: permit }
     }
@@ -152,7 +155,18 @@ impl Shared {
 
     /// The caller has given up. Whether it was in time to make a difference.
     pub(super) fn withdraw(self: &Arc<Self>, place: Place) -> bool {
-        self.end_flight(&mut self.state.lock(), place, false, None)
+        let mut state = self.state.lock();
+        if let Some(Flight { event, subject, .. }) = state.flights.get(&place) {
+            let error = Some("its caller gave up".to_owned());
+            self.feed.tell(|| Notice::Decided { about: subject.about(*event), error });
+        }
+        self.end_flight(&mut state, place, false, None)
+    }
+
+    /// Tells that a request failed before plugins were asked, or after they had agreed.
+    pub(super) fn tell_failed(&self, event: Event, subject: &Subject, error: &NriError) {
+        let error = Some(whole(error));
+        self.feed.tell(|| Notice::Decided { about: subject.about(event), error });
     }
 
     fn end_flight(
@@ -218,6 +232,11 @@ impl Shared {
         let Some(lane) = lane.map(|(lane, _)| *lane) else { return };
         if state.active.remove(&lane) {
             self.feed.tell(|| Notice::Left { plugin: peer.id.to_string() });
+            if let Origin::External { .. } = peer.origin {
+                let (why, now) = (peer.gone_because(), Instant::now());
+                let mut absentees = self.absentees.lock();
+                absentees.note(peer.id.as_str(), peer.origin.clone(), Absence::Down, &why, now);
+            }
         }
         if let Some(waiting) = state.syncing.remove(&lane) {
             let _ = waiting.send(Err(JoinError::Closed));

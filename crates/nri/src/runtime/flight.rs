@@ -38,6 +38,7 @@ const VALIDATE: Event = Event::ValidateContainerAdjustment;
 pub(super) struct Flight {
     pub(super) post: Arc<Post>,
     pub(super) subject: Subject,
+    pub(super) event: Event,
 }
 
 #[derive(Debug)]
@@ -189,12 +190,15 @@ impl Pilot {
         let (plugin, event) = (peer.id.clone(), self.work.event());
         let consequence = peer.consequence(&failure);
         if peer.is_struck_out(&failure) && !peer.is_gone() {
-            warn!(%plugin, event = event.method(), ?failure, "plugin is dropped");
+            let (event, error) = (event.method(), failure.why());
+            warn!(%plugin, event, error, "plugin is dropped");
+            peer.blame(format!("it was dropped after {event}: {error}"));
             self.shared.leave(peer);
         }
         match (consequence, failure) {
             (Consequence::GoOn, failure) => {
-                warn!(%plugin, event = event.method(), ?failure, "going on without the plugin's answer");
+                let (event, error) = (event.method(), failure.why());
+                warn!(%plugin, event, error, "going on without the plugin's answer");
                 Ok(())
             }
             (_, Failure::Refused(status)) => Err(NriError::Refused { plugin, event, status }),
@@ -229,6 +233,9 @@ impl Pilot {
                 }
                 Err(failure) => {
                     if peer.is_struck_out(&failure) {
+                        let (event, error) = (VALIDATE.method(), failure.why());
+                        warn!(%plugin, event, error, "plugin is dropped");
+                        peer.blame(format!("it was dropped after {event}: {error}"));
                         shared.leave(&peer);
                     }
                     let source = match failure {
@@ -268,12 +275,12 @@ impl Pilot {
     }
 
     async fn commit(&mut self) -> Step {
-        let changes = self.work.changes();
-        match self.shared.change(&changes, &self.work.owners()).await {
+        let (changes, cause) = (self.work.changes(), self.work.about().to_string());
+        match self.shared.change(&cause, &changes, &self.work.owners()).await {
             Err(error) if !self.work.asks_all() => self.end(Err(error.into())),
             Err(error) => {
                 let event = self.work.event().method();
-                warn!(?error, event, "change containers as plugins ask");
+                warn!(error = whole(&error), event, "change containers as plugins ask");
                 self.succeed()
             }
             Ok(made) => {

@@ -23,6 +23,7 @@ use crate::{
     model::Member,
     peer::{Introduction, Origin, Peer, Scope, Treatment},
     settings::{Duplicates, Settings},
+    watch::whole,
 };
 
 /// Why a plugin is not part of the set.
@@ -65,6 +66,8 @@ pub(super) struct Arrival {
     pub(super) config: String,
     pub(super) origin: Origin,
     pub(super) scope: Scope,
+    /// What it called itself when it registered, `NN-name`.
+    pub(super) claimed: Arc<OnceLock<String>>,
 }
 
 /// How long a refusal may take to reach the plugin before the connection is closed.
@@ -273,7 +276,9 @@ impl Desk {
         match refused {
             // The list of failed updates has no place for evictions, so only their failure
             // can be told.
-            Some(error) if failed.is_empty() => Err(Status::internal(format!("evict: {error}"))),
+            Some(error) if failed.is_empty() => {
+                Err(Status::internal(format!("evict: {}", whole(&error))))
+            }
             _ => Ok(UpdateContainersResponse { failed }),
         }
     }
@@ -292,6 +297,8 @@ impl Runtime for Desk {
         let registered = self.registered.lock().take();
         let registered = registered
             .ok_or_else(|| Status::already_exists("this connection has registered its plugin"))?;
+        let claimed = format!("{}-{}", request.plugin_idx, request.plugin_name);
+        let _ = self.arrival.claimed.set(claimed);
         let id = self.identify(&request);
         let answer = id.as_ref().map(|_| Empty {}).map_err(Status::clone);
         let _ = registered.send(id.map(|id| (id, request.nri_version)));

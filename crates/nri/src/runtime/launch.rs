@@ -35,8 +35,10 @@ use super::{
     SHUTDOWN, Shared,
     join::{self, Arrival, JoinError},
     program::{Phase, Program},
+    status::{Absence, AbsentPlugin},
 };
 use crate::{
+    output::printable_text,
     peer::{Origin, Scope},
     settings::{Backoff, Settings},
     watch::{Notice, whole},
@@ -133,12 +135,13 @@ pub(super) async fn follow(shared: &Arc<Shared>, settings: &Arc<Settings>) {
     let asked = Arc::clone(settings);
     let found = tokio::task::spawn_blocking(move || discover_all(&asked)).await;
     let (found, errors) = found.unwrap_or_default();
-    for error in errors {
-        error!(error = whole(&error), "plugin is left out");
+    for error in &errors {
+        error!(error = whole(error), "plugin is left out");
     }
     let mut first_attempts = Vec::new();
     {
         let mut services = shared.services.lock();
+        services.left_out = errors.iter().map(left_out).collect();
         let wanted: BTreeMap<_, _> = found.into_iter().map(|f| (f.path.clone(), f)).collect();
         services.launched.retain(|path, have| wanted.get(path) == Some(&have.found));
         for (path, found) in wanted {
@@ -154,6 +157,35 @@ pub(super) async fn follow(shared: &Arc<Shared>, settings: &Arc<Settings>) {
     }
     for first in first_attempts {
         let _ = first.await;
+    }
+}
+
+/// A file that is no plugin, for people.
+fn left_out(error: &LaunchError) -> AbsentPlugin {
+    AbsentPlugin {
+        name: printable_text(&error.name()),
+        origin: Origin::Launched { pid: 0 },
+        absence: Absence::Rejected,
+        reason: printable_text(&whole(error)),
+        age: Duration::ZERO,
+        output: Vec::new(),
+    }
+}
+
+impl LaunchError {
+    /// What the file is called, or the directory that cannot be read.
+    fn name(&self) -> String {
+        match self {
+            Self::List { path, .. } => path.display().to_string(),
+            Self::NotText(name) => name.to_string_lossy().into_owned(),
+            Self::Name { path, .. }
+            | Self::Look { path, .. }
+            | Self::Wasm(path)
+            | Self::Config { path, .. }
+            | Self::Start { path, .. } => {
+                path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+            }
+        }
     }
 }
 
@@ -358,7 +390,8 @@ async fn run_once(
     let readers = program.read(&shared.tasks, &mut child);
     let origin = Origin::Launched { pid };
     let (id, config) = (Some(plugin.clone()), found.config.clone());
-    let arrival = Arrival { id, config, origin, scope: found.scope.clone() };
+    let scope = found.scope.clone();
+    let arrival = Arrival { id, config, origin, scope, claimed: Arc::default() };
     let connect = |desk| Trunk::runtime_on(socket, desk);
     let joined = tokio::select! {
         joined = join::join(shared, connect, arrival) => joined,
@@ -375,7 +408,7 @@ async fn run_once(
                     shared.leave(&peer);
                 }
             }
-            "its connection was closed".to_owned()
+            peer.gone_because()
         }
         Err(error) => {
             warn!(%plugin, error = whole(&error), "plugin did not join");

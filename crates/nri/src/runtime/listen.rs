@@ -7,7 +7,7 @@ use std::{
     fs, io,
     os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -19,13 +19,15 @@ use rustix::{
 use tokio::{
     net::{UnixListener, UnixStream},
     sync::Semaphore,
+    time::Instant,
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{debug, warn};
 
 use super::{
     Shared, StartError,
-    join::{self, Arrival},
+    join::{self, Arrival, JoinError},
+    status::Absence,
 };
 use crate::{
     peer::{Origin, Scope},
@@ -152,17 +154,19 @@ async fn accept_all(
         let (shared, scope) = (Arc::clone(&shared), scope.clone());
         shared.tasks.clone().spawn(async move {
             let origin = origin(&stream);
-            let joined = take_in(&shared, stream, origin.clone(), scope).await;
+            let claimed = Arc::new(OnceLock::new());
+            let arrival = Arrival {
+                id: None,
+                config: String::new(),
+                origin: origin.clone(),
+                scope,
+                claimed: Arc::clone(&claimed),
+            };
+            let joined = take_in(&shared, stream, arrival).await;
             drop(permit);
             match joined {
                 Ok(peer) => join::stay(&shared, peer).await,
-                Err(error) => {
-                    warn!(?origin, error = &error as &dyn std::error::Error, "plugin did not join");
-                    shared.feed.tell(|| Notice::NotJoined {
-                        plugin: format!("{origin}"),
-                        why: whole(&error),
-                    });
-                }
+                Err(error) => shared.not_taken_in(origin, claimed.get(), &error),
             }
         });
     }
@@ -181,18 +185,29 @@ fn origin(stream: &UnixStream) -> Origin {
     }
 }
 
+impl Shared {
+    /// Tells that a connection did not become a plugin; one that was just closed is no news.
+    fn not_taken_in(&self, origin: Origin, claimed: Option<&String>, error: &JoinError) {
+        let plugin = claimed.cloned().unwrap_or_else(|| origin.to_string());
+        warn!(plugin, %origin, error = whole(error), "plugin did not join");
+        if !matches!(error, JoinError::Closed) {
+            let (reason, now) = (whole(error), Instant::now());
+            self.absentees.lock().note(&plugin, origin, Absence::Rejected, &reason, now);
+        }
+        self.feed.tell(|| Notice::NotJoined { plugin, why: whole(error) });
+    }
+}
+
 async fn take_in(
     shared: &Arc<Shared>,
     stream: UnixStream,
-    origin: Origin,
-    scope: Scope,
-) -> Result<Arc<crate::peer::Peer>, join::JoinError> {
-    let arrival = Arrival { id: None, config: String::new(), origin, scope };
-    let socket = Socket::try_from(stream).map_err(join::JoinError::Socket)?;
+    arrival: Arrival,
+) -> Result<Arc<crate::peer::Peer>, JoinError> {
+    let socket = Socket::try_from(stream).map_err(JoinError::Socket)?;
     let connect = |desk| Trunk::runtime_on(socket, desk);
     tokio::select! {
         joined = join::join(shared, connect, arrival) => joined,
-        () = shared.stop.cancelled() => Err(join::JoinError::Closed),
+        () = shared.stop.cancelled() => Err(JoinError::Closed),
     }
 }
 

@@ -24,6 +24,7 @@ use crate::{
     error::NriError,
     model::Place,
     object::{Container, Pod, Resources},
+    watch::Notice,
 };
 
 /// What goes along with a request.
@@ -67,9 +68,13 @@ impl Nri {
     ///
     /// Cancel safe: a dropped request is undone.
     pub async fn run_pod(&self, pod: &Pod, ask: &Ask) -> Result<(), NriError> {
-        self.shared.require(pod, "", ask).await?;
+        let subject = subject(pod, None);
+        let missing = |error: &NriError| {
+            self.shared.tell_failed(Event::RunPodSandbox, &subject, error);
+        };
+        self.shared.require(pod, "", ask).await.inspect_err(missing)?;
         let work = |subject: &Subject| Work::event_of(Event::RunPodSandbox, subject);
-        self.ask(Event::RunPodSandbox, subject(pod, None), work, ask).await.map(drop)
+        self.ask(Event::RunPodSandbox, subject, work, ask).await.map(drop)
     }
 
     /// Resources of a pod are about to change.
@@ -126,14 +131,25 @@ impl Nri {
         host: Arc<dyn Host + Send + Sync>,
         ask: &Ask,
     ) -> Result<Created, NriError> {
-        self.shared.require(pod, &container.name, ask).await?;
         let subject = subject(pod, Some(container));
+        let missing = |error: &NriError| {
+            self.shared.tell_failed(Event::CreateContainer, &subject, error);
+        };
+        self.shared.require(pod, &container.name, ask).await.inspect_err(missing)?;
         let spec = Arc::clone(&container.spec);
         let work = move |subject: &Subject| Work::create(subject, spec, host);
         match self.ask(Event::CreateContainer, subject, work, ask).await? {
             Outcome::Created(created) => Ok(*created),
             _ => Err(NriError::Exists(container.id.clone())),
         }
+    }
+
+    /// A creation that plugins agreed to has failed all the same. Told to those who watch;
+    /// plugins are told by [`Nri::remove_container`].
+    pub fn creation_failed(&self, pod: &Pod, container: &Container, why: String) {
+        let subject = subject(pod, Some(container));
+        let about = || subject.about(Event::CreateContainer);
+        self.shared.feed.tell(|| Notice::Decided { about: about(), error: Some(why) });
     }
 
     /// A container exists.

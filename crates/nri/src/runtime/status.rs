@@ -1,6 +1,9 @@
 //! Who is there, and who is not, for people.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
 
 use nri_wire::{EventMask, PluginId};
 use tokio::time::Instant;
@@ -52,8 +55,10 @@ pub enum Absence {
     Starting,
     /// It is started again after a pause.
     BackingOff { remaining: Duration },
-    /// It is not started again.
+    /// It was there, or is required, and nobody starts it.
     Down,
+    /// It may not be there.
+    Rejected,
 }
 
 impl Nri {
@@ -95,8 +100,38 @@ impl Nri {
     /// Who should be there and is not, by name.
     pub fn absent_plugins(&self) -> Vec<AbsentPlugin> {
         let mut absent = self.absent_programs();
+        absent.extend(self.shared.services.lock().left_out.iter().cloned());
+        let here: BTreeSet<_> = self.plugins().iter().map(|p| p.id.to_string()).collect();
+        let external = self.shared.absentees.lock();
+        absent.extend(external.list(Instant::now(), |name| here.contains(name)));
+        drop(external);
+        self.add_missing(&mut absent);
         absent.sort_by(|a, b| a.name.cmp(&b.name));
         absent
+    }
+
+    /// Adds required plugins of which nothing else is known.
+    fn add_missing(&self, absent: &mut Vec<AbsentPlugin>) {
+        let settings = self.shared.settings.load();
+        let here = self.plugins();
+        for (name, _) in settings.required().filter(|_| settings.enabled) {
+            let called =
+                |id: &str| id == name || id.split_once('-').is_some_and(|(_, n)| n == name);
+            if here.iter().any(|plugin| called(&plugin.id.to_string()))
+                || absent.iter().any(|plugin| called(&plugin.name))
+            {
+                continue;
+            }
+            let reason = "it is required, and has not connected since the daemon started";
+            absent.push(AbsentPlugin {
+                name: name.to_owned(),
+                origin: Origin::External { pid: None, uid: u32::MAX },
+                absence: Absence::Down,
+                reason: reason.to_owned(),
+                age: Instant::now().saturating_duration_since(self.shared.since),
+                output: Vec::new(),
+            });
+        }
     }
 
     fn absent_programs(&self) -> Vec<AbsentPlugin> {

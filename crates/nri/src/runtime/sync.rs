@@ -15,7 +15,7 @@ use crate::{
     error::Silence,
     model::{Lane, Place},
     peer::{Failure, Peer},
-    watch::Notice,
+    watch::{Notice, whole},
 };
 
 /// The pauses after which a Synchronize that timed out is sent again.
@@ -51,7 +51,9 @@ pub(super) fn begin(shared: &Arc<Shared>, state: &mut State, lane: Lane, at: Pla
     );
     let shared = Arc::clone(shared);
     shared.tasks.clone().spawn(async move {
+        let begun = Instant::now();
         let told = tell_while_requests_wait(&shared, lane, &peer, &world).await;
+        shared.tell_synchronized(&peer, (world.0.len(), world.1.len()), begun, &told);
         settle(&shared, lane, &peer, told).await;
     });
 }
@@ -155,11 +157,13 @@ pub(super) async fn apply_updates(
     let by = Claimant { plugin: &plugin, fields: treatment.policy.fields.as_ref() };
     let mut updating = Updating::of_others("");
     if let Err(error) = updating.merge(by, update, evict) {
-        return warn!(plugin, event, %error, "failed to merge the updates a plugin answered with");
+        let error = whole(&error);
+        return warn!(plugin, event, error, "failed to merge the updates a plugin answered with");
     }
     let (_, changes, owners) = updating.finish();
-    if let Err(error) = shared.change(&changes, &owners).await {
-        warn!(plugin, event, ?error, "failed to apply the updates a plugin answered with");
+    if let Err(error) = shared.change(event, &changes, &owners).await {
+        let error = whole(&error);
+        warn!(plugin, event, error, "failed to apply the updates a plugin answered with");
     }
 }
 

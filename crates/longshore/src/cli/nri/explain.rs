@@ -1,8 +1,10 @@
 use std::{collections::BTreeSet, io::Write, process::ExitCode};
 
-use api_admin::v1::{ExplainContainerRequest, ExplainContainerResponse, FieldOwner};
+use api_admin::v1::{
+    ExplainContainerRequest, ExplainContainerResponse, FieldOwner, PluginEviction, PluginUpdate,
+};
 use clap::Args;
-use engine::nri::{Changed, FieldStory};
+use engine::nri::{Changed, FieldStory, NotGranted};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -14,7 +16,8 @@ use crate::cli::{
 /// Show which plugin set what of a container, also when the plugin is long gone.
 ///
 /// A row per field, or per entry of one: what it was, what it is, and whose value that is; then
-/// what that did to the OCI spec, and what was changed since. Long values are cut; `--json` has
+/// what that did to the OCI spec, what plugins asked for and did not get, what was changed since,
+/// and who evicted it. Long values are cut; `--json` has
 /// them whole, and what each plugin asked for.
 ///
 ///     longshore nri explain web/nginx
@@ -42,7 +45,7 @@ impl Explain {
         })?;
         if self.json {
             writeln!(out, "{:#}", story_json(&story))?;
-        } else if story.answers.is_empty() && story.updates.is_empty() {
+        } else if is_empty(&story) {
             writeln!(out, "no plugin changed anything")?;
         } else {
             print(out, story)?;
@@ -55,17 +58,57 @@ fn print(out: &mut impl Write, story: ExplainContainerResponse) -> std::io::Resu
     let fields: Vec<_> = fields(&story).collect();
     let changes: Vec<_> = changes(&story).collect();
     super::story::print(out, &fields, &changes)?;
-    if story.updates.is_empty() {
+    super::story::print_not_granted(out, &not_granted(&story).collect::<Vec<_>>())?;
+    print_updates(out, story.updates)?;
+    print_evictions(out, story.evictions)
+}
+
+fn is_empty(story: &ExplainContainerResponse) -> bool {
+    story.answers.is_empty()
+        && story.updates.is_empty()
+        && story.not_granted.is_empty()
+        && story.evictions.is_empty()
+}
+
+fn print_updates(out: &mut impl Write, updates: Vec<PluginUpdate>) -> std::io::Result<()> {
+    if updates.is_empty() {
         return Ok(());
     }
-    let mut updates = Table::new(["CHANGED AT", "PLUGINS", "LIMITS ASKED FOR"]);
-    for update in story.updates {
-        let at = Timestamp::from_millisecond(update.at).unwrap_or_default();
+    let mut table = Table::new(["CHANGED AT", "PLUGINS", "LIMITS ASKED FOR"]);
+    for update in updates {
         let by: BTreeSet<_> = update.owners.into_iter().map(|owner| owner.plugin).collect();
         let by = by.into_iter().collect::<Vec<_>>().join(", ");
-        updates.row([at.to_string(), by, update.asked]);
+        let asked = match update.error.as_str() {
+            "" => update.asked,
+            error => format!("{} FAILED: {error}", update.asked),
+        };
+        table.row([time(update.at), by, asked]);
     }
-    write!(out, "\n{updates}")
+    write!(out, "\n{table}")
+}
+
+fn print_evictions(out: &mut impl Write, evictions: Vec<PluginEviction>) -> std::io::Result<()> {
+    if evictions.is_empty() {
+        return Ok(());
+    }
+    let mut table = Table::new(["EVICTED AT", "PLUGIN", "WITH", "REASON"]);
+    for evicted in evictions {
+        table.row([time(evicted.at), evicted.plugin, evicted.cause, evicted.reason]);
+    }
+    write!(out, "\n{table}")
+}
+
+fn time(millis: i64) -> String {
+    Timestamp::from_millisecond(millis).unwrap_or_default().to_string()
+}
+
+fn not_granted(story: &ExplainContainerResponse) -> impl Iterator<Item = NotGranted> {
+    story.not_granted.iter().map(|refused| NotGranted {
+        field: refused.field.clone(),
+        asked: value(&refused.asked),
+        plugin: refused.plugin.clone(),
+        why: refused.why.clone(),
+    })
 }
 
 /// One told by an older daemon has no values.
@@ -109,8 +152,13 @@ fn story_json(story: &ExplainContainerResponse) -> Value {
         .iter()
         .map(|u| {
             let owners: Vec<_> = u.owners.iter().map(owner).collect();
-            json!({ "at": u.at, "asked": value(&u.asked), "owners": owners })
+            json!({ "at": u.at, "asked": value(&u.asked), "owners": owners, "error": u.error })
         })
+        .collect();
+    let evictions: Vec<_> = story
+        .evictions
+        .iter()
+        .map(|e| json!({ "at": e.at, "plugin": e.plugin, "cause": e.cause, "reason": e.reason }))
         .collect();
     json!({
         "plugins": answers,
@@ -118,5 +166,7 @@ fn story_json(story: &ExplainContainerResponse) -> Value {
         "fields": fields(story).collect::<Vec<_>>(),
         "changes": changes(story).collect::<Vec<_>>(),
         "updates": updates,
+        "notGranted": not_granted(story).collect::<Vec<_>>(),
+        "evictions": evictions,
     })
 }

@@ -12,7 +12,7 @@
 
 use std::io::{self, Write};
 
-use engine::nri::{Changed, FieldStory};
+use engine::nri::{Changed, FieldStory, NotGranted};
 use serde_json::Value;
 
 use crate::cli::{table::Table, terminal};
@@ -50,6 +50,21 @@ fn print_within(
         }
     }
     Ok(())
+}
+
+/// What plugins asked for and did not get.
+pub(super) fn print_not_granted(out: &mut impl Write, refused: &[NotGranted]) -> io::Result<()> {
+    if refused.is_empty() {
+        return Ok(());
+    }
+    let terminal = terminal::size().map(|size| usize::try_from(size.width).unwrap_or(WIDTH));
+    let most = terminal.unwrap_or(WIDTH) / 3;
+    let mut table = Table::new(["NOT GRANTED", "ASKED FOR", "PLUGIN", "WHY"]);
+    for NotGranted { field, asked, plugin, why } in refused {
+        let asked = cut(&text(asked), most.max(LEAST));
+        table.row([field.clone(), asked, plugin.clone(), why.clone()]);
+    }
+    write!(out, "\n{table}")
 }
 
 fn table(fields: &[FieldStory], width: usize) -> Table<4> {

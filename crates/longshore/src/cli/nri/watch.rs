@@ -3,7 +3,7 @@ use std::{io::Write, process::ExitCode, time::Duration};
 use anyhow::Context;
 use api_admin::v1::{PluginNotice, WatchPluginsRequest};
 use clap::Args;
-use engine::nri::{About, Notice};
+use engine::nri::Notice;
 use jiff::Timestamp;
 use serde_json::Value;
 
@@ -46,8 +46,12 @@ fn json(notice: &PluginNotice) -> anyhow::Result<String> {
 fn text(notice: &PluginNotice) -> anyhow::Result<String> {
     let at = Timestamp::from_nanosecond(notice.at.into()).unwrap_or_default();
     let at = at.strftime("%H:%M:%S%.3f");
-    let notice = serde_json::from_str(&notice.notice).context("read a notice")?;
-    Ok(format!("{at} {}", words(&notice)))
+    let words = match serde_json::from_str(&notice.notice) {
+        Ok(notice) => words(&notice),
+        // A newer daemon may have more to tell than we have words for.
+        Err(_) => notice.notice.clone(),
+    };
+    Ok(format!("{at} {words}"))
 }
 
 fn words(notice: &Notice) -> String {
@@ -59,27 +63,51 @@ fn words(notice: &Notice) -> String {
         Notice::Ended { plugin, status } => format!("{plugin} has ended: {status}"),
         Notice::Answered { plugin, about, micros, asked } => {
             let asked = if asked.is_null() { String::new() } else { format!(" {asked}") };
-            format!("{} {plugin} {:?}{asked}", of(about), time(micros))
+            format!("{about} {plugin} {:?}{asked}", time(micros))
         }
         Notice::Failed { plugin, about, micros, why, fatal } => {
             let then = if *fatal { "" } else { ", goes on without it" };
-            format!("{} {plugin} {:?} FAILED{then}: {why}", of(about), time(micros))
+            format!("{about} {plugin} {:?} FAILED{then}: {why}", time(micros))
         }
-        Notice::Decided { about, error: None } => format!("{} done", of(about)),
-        Notice::Decided { about, error: Some(error) } => format!("{} FAILED: {error}", of(about)),
-        Notice::Changed { container, by, asked, error } => {
-            let error = error.as_ref().map(|error| format!(" FAILED: {error}"));
-            format!("changed {container} {by} {asked}{}", error.unwrap_or_default())
+        // It may still fail for another reason, and is told again then.
+        Notice::Decided { about, error: None } if about.event == "CreateContainer" => {
+            format!("{about} agreed to by all plugins")
+        }
+        Notice::Decided { about, error: None } => format!("{about} done"),
+        Notice::Decided { about, error: Some(error) } => format!("{about} FAILED: {error}"),
+        Notice::Changed { .. } => change(notice),
+        Notice::Synchronized { plugin, pods, containers, micros, asked, error } => {
+            let asked = if asked.is_null() { String::new() } else { format!(" {asked}") };
+            let told = format!("{pods} pods, {containers} containers");
+            let error = error.as_ref().map(|error| format!(" FAILED: {error}")).unwrap_or_default();
+            format!("Synchronize {plugin} {:?} {told}{asked}{error}", time(micros))
         }
         other => format!("{other:?}"),
     }
 }
 
-/// `CreateContainer web/nginx`.
-fn of(about: &About) -> String {
-    let About { event, pod_name, container_name, .. } = about;
-    match container_name.as_str() {
-        "" => format!("{event} {pod_name}"),
-        name => format!("{event} {pod_name}/{name}"),
+/// `evicted web/nginx by 10-balance (with CreateContainer web/db): makes room`.
+fn change(notice: &Notice) -> String {
+    let Notice::Changed { container, pod_name, container_name, by, cause, asked, error } = notice
+    else {
+        return String::new();
+    };
+    let name = match container_name.as_str() {
+        "" => container.clone(),
+        name => format!("{pod_name}/{name}"),
+    };
+    let (verb, what) = match (&asked["evict"][0]["reason"], &asked["update"][0]) {
+        (Value::String(reason), _) => ("evicted", reason.clone()),
+        (_, Value::Null) if asked["evict"].is_array() => ("evicted", "no reason given".to_owned()),
+        (_, update) => ("updated", update["linux"]["resources"].to_string()),
+    };
+    let cause = match cause.as_str() {
+        "" => String::new(),
+        cause if cause.contains(' ') => format!(" (with {cause})"),
+        cause => format!(" ({cause})"),
+    };
+    match error {
+        None => format!("{verb} {name} by {by}{cause}: {what}"),
+        Some(error) => format!("{name} not {verb} by {by}{cause}: {what}: FAILED: {error}"),
     }
 }

@@ -140,19 +140,12 @@ impl Work {
         Self::new(Event::UpdateContainer, subject, Kind::Update(updating, None))
     }
 
-    pub(super) fn event(&self) -> Event {
+    pub(in crate::runtime) fn event(&self) -> Event {
         self.event
     }
 
     pub(super) fn about(&self) -> About {
-        let container = self.subject.container.as_deref();
-        About {
-            event: self.event.method().to_owned(),
-            pod: self.subject.pod.id.clone(),
-            pod_name: self.subject.pod.name.clone(),
-            container: container.map(|c| c.id.clone()).unwrap_or_default(),
-            container_name: container.map(|c| c.name.clone()).unwrap_or_default(),
-        }
+        self.subject.about(self.event)
     }
 
     /// Every plugin hears of what has happened, or is to happen in any case.
@@ -225,7 +218,7 @@ impl Work {
                 self.heard.note(answer.adjust.as_ref(), &answer.update, &answer.evict);
                 let (plugin, took) = (peer.id.clone(), begun.elapsed());
                 let adjust = answer.adjust.clone().map(Box::new);
-                creating.answers.push(Adjusted { plugin, took, adjust });
+                creating.answers.push(Adjusted { plugin, took, adjust, refused: None });
                 if *answer == CreateContainerResponse::default() {
                     return Ok(());
                 }
@@ -365,7 +358,7 @@ impl Work {
                 let (id, resources) = (container.id.as_str(), updating.resources().clone());
                 let wire = Arc::new(with_resources(container, resources.clone()));
                 let journal = state.journals.entry(id.to_owned()).or_default();
-                journal.update("UpdateContainer", id, resources, updating.owners());
+                journal.update("UpdateContainer", id, resources, updating.owners(), None);
                 state.containers.refresh(id, || ContainerRecord { domain, wire });
             }
             _ => {}
@@ -385,6 +378,18 @@ impl Subject {
     pub(in crate::runtime) fn id(&self) -> &str {
         self.container.as_ref().map_or(&self.pod.id, |container| &container.id)
     }
+
+    /// What a request about it is called.
+    pub(in crate::runtime) fn about(&self, event: Event) -> About {
+        let container = self.container.as_deref();
+        About {
+            event: event.method().to_owned(),
+            pod: self.pod.id.clone(),
+            pod_name: self.pod.name.clone(),
+            container: container.map(|c| c.id.clone()).unwrap_or_default(),
+            container_name: container.map(|c| c.name.clone()).unwrap_or_default(),
+        }
+    }
 }
 
 impl Creating {
@@ -398,7 +403,11 @@ impl Creating {
         let before = (forgiving && by.fields.is_some()).then(|| self.creation.clone());
         match (self.creation.merge(by, answer), before) {
             (Err(MergeError::Forbidden { plugin, field }), Some(before)) => {
-                tracing::warn!(plugin, field = field.as_str_name(), "plugin may not set this");
+                let field = field.as_str_name();
+                tracing::warn!(plugin, field, "plugin may not set this");
+                if let Some(answer) = self.answers.last_mut() {
+                    answer.refused = Some(format!("the plugin may not set {field}"));
+                }
                 self.creation = before;
                 Ok(())
             }
