@@ -29,7 +29,9 @@ pub enum UnknownIdentity {
     TwoIndices { environment: String, given: String },
     #[error(transparent)]
     Invalid(#[from] IdentityError),
-    #[error("no index is given, and the name of the executable has none")]
+    #[error(
+        "no index is given, and the name of the executable has none: give two digits, or call the executable NN-name"
+    )]
     NoIndex(#[source] IdentityError),
 }
 
@@ -120,7 +122,8 @@ mod tests {
     fn what_is_missing_or_wrong_is_named() {
         let two = "the environment gives index \"05\", the plugin \"07\"";
         check(("a", "05", "x"), None, Some("07"), two);
-        let none = "no index is given, and the name of the executable has none";
+        let none = "no index is given, and the name of the executable has none: give two \
+                    digits, or call the executable NN-name";
         check(("", "", "/opt/x"), Some("b"), None, none);
         let bad = "invalid plugin index \"7\": it must be two digits";
         check(("", "", "x"), None, Some("7"), bad);

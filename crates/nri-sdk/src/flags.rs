@@ -20,6 +20,8 @@ use crate::{Builder, Plugin};
 /// assert_eq!(args.nri.idx.as_deref(), Some("10"));
 /// ```
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
+// Else clap would show this documentation as that of the plugin.
+#[command(about = None::<&str>, long_about = None::<&str>)]
 #[non_exhaustive]
 pub struct Flags {
     /// Name of the plugin

@@ -18,8 +18,10 @@
 
 mod balloons;
 mod cpuset;
+#[path = "../program/mod.rs"]
+mod program;
 
-use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, fs, path::PathBuf, process::ExitCode, sync::Arc};
 
 use anyhow::Context as _;
 use balloons::{Balloons, Config};
@@ -32,8 +34,14 @@ use nri_sdk::{
 use parking_lot::Mutex;
 
 const KEY: &str = "balloon.noderesource.dev";
+const NO_CONFIG: &str = "no classes are configured: name a file with --config, or give the runtime \
+                         one for this plugin, cpu-balloons.conf";
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 
+/// An NRI plugin that gives classes of containers CPUs of their own.
+///
+/// Containers of a class share a balloon, a set of CPUs that nobody else uses. A pod chooses by
+/// the annotation balloon.noderesource.dev/container.NAME=CLASS.
 #[derive(Parser)]
 struct Arguments {
     #[command(flatten)]
@@ -44,11 +52,16 @@ struct Arguments {
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> anyhow::Result<()> {
-    let arguments = Arguments::parse();
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+async fn main() -> ExitCode {
+    program::log();
+    program::exit("cpu-balloons", run(Arguments::parse()).await)
+}
+
+async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let read = |path: &PathBuf| {
-        fs::read_to_string(path).with_context(|| format!("read {}", path.display()))
+        fs::read_to_string(path).with_context(|| {
+            format!("read the configuration {}, as given by --config", path.display())
+        })
     };
     let config = arguments.config.as_ref().map(read).transpose()?;
     let stub = arguments.nri.apply(Stub::builder(CpuBalloons::new(config))).build()?;
@@ -80,7 +93,7 @@ impl CpuBalloons {
 
     async fn configure(self: Arc<Self>, _: Context, configuration: Configuration) -> Answer {
         let text = match configuration.text.trim() {
-            "" => self.config.clone().context("no configuration: use --config")?,
+            "" => self.config.clone().context(NO_CONFIG)?,
             text => text.to_owned(),
         };
         let config: Config = serde_saphyr::from_str(&text)?;

@@ -15,8 +15,10 @@
 //! ```
 
 mod asked;
+#[path = "../program/mod.rs"]
+mod program;
 
-use std::sync::Arc;
+use std::{process::ExitCode, sync::Arc};
 
 use asked::Asked;
 use clap::Parser;
@@ -24,6 +26,10 @@ use nri_sdk::{
     Adjustment, Answer, Container, Context, Handlers, Plugin, PodSandbox, Stub, stop_signal,
 };
 
+/// An NRI plugin that gives containers the devices and mounts that annotations of their pod ask for.
+///
+/// It also takes CDI devices, network devices, sysctls, I/O priority, scheduling and memory
+/// policy, each by an annotation such as devices.noderesource.dev/container.NAME.
 #[derive(Parser)]
 struct Arguments {
     #[command(flatten)]
@@ -31,9 +37,12 @@ struct Arguments {
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> anyhow::Result<()> {
-    let arguments = Arguments::parse();
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+async fn main() -> ExitCode {
+    program::log();
+    program::exit("device-injector", run(Arguments::parse()).await)
+}
+
+async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let stub = arguments.nri.apply(Stub::builder(DeviceInjector)).build()?;
     Ok(stub.run_until(stop_signal()).await?)
 }

@@ -8,8 +8,10 @@
 //! Files that come, go or change count from the next container on.
 
 mod definition;
+#[path = "../program/mod.rs"]
+mod program;
 
-use std::{fs, io, path::PathBuf, sync::Arc, time::SystemTime};
+use std::{fs, io, path::PathBuf, process::ExitCode, sync::Arc, time::SystemTime};
 
 use clap::Parser;
 use definition::{Definitions, hooks_for};
@@ -18,6 +20,9 @@ use nri_sdk::{
 };
 use parking_lot::Mutex;
 
+/// An NRI plugin that adds OCI hooks to containers, as files in directories describe them.
+///
+/// Files that come, go or change count from the next container on.
 #[derive(Parser)]
 struct Arguments {
     #[command(flatten)]
@@ -31,9 +36,12 @@ struct Arguments {
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> anyhow::Result<()> {
-    let arguments = Arguments::parse();
-    tracing_subscriber::fmt().with_writer(io::stderr).init();
+async fn main() -> ExitCode {
+    program::log();
+    program::exit("hook-injector", run(Arguments::parse()).await)
+}
+
+async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let plugin = HookInjector::new(arguments.directories);
     let stub = arguments.nri.apply(Stub::builder(plugin)).build()?;
     Ok(stub.run_until(stop_signal()).await?)

@@ -7,12 +7,15 @@
 //! Started by the runtime it has no flags and no standard output; its configuration file is
 //! then YAML with the same names: `events`, `format`, `output`.
 
+#[path = "../program/mod.rs"]
+mod program;
 mod yaml;
 
 use std::{
     fs::OpenOptions,
     io::{self, Write},
     path::{Path, PathBuf},
+    process::ExitCode,
     sync::Arc,
 };
 
@@ -26,6 +29,10 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+/// An NRI plugin that writes down every event, whole, as YAML documents or lines of JSON.
+///
+/// Launched by a runtime it has no flags: its configuration file is YAML with the same names,
+/// events, format and output.
 #[derive(Parser)]
 struct Arguments {
     #[command(flatten)]
@@ -41,6 +48,7 @@ struct Settings {
     /// Events to log: names, pod, container or all
     #[arg(long, default_value = None)]
     events: Option<String>,
+    /// How events are written
     #[arg(long, value_enum, default_value = None)]
     format: Option<Format>,
     /// File to append to, instead of standard output
@@ -64,9 +72,12 @@ struct Logger {
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> anyhow::Result<()> {
-    let arguments = Arguments::parse();
-    tracing_subscriber::fmt().with_writer(io::stderr).init();
+async fn main() -> ExitCode {
+    program::log();
+    program::exit("logger", run(Arguments::parse()).await)
+}
+
+async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let logger = Logger::open(arguments.settings)?;
     let stub = arguments.nri.apply(Stub::builder(logger)).build()?;
     Ok(stub.run_until(stop_signal()).await?)

@@ -5,8 +5,12 @@
 //! run default/web ips=10.1.0.7,fd00::7 netns=/var/run/netns/cni-4f2a
 //! ```
 
+#[path = "../program/mod.rs"]
+mod program;
+
 use std::{
     io::{self, Write},
+    process::ExitCode,
     sync::Arc,
 };
 
@@ -14,6 +18,7 @@ use clap::Parser;
 use nri_sdk::{Answer, Context, Event, Handlers, Plugin, PodSandbox, Stub, World, stop_signal};
 use parking_lot::Mutex;
 
+/// An NRI plugin that prints a line whenever the network of a pod comes or goes.
 #[derive(Parser)]
 struct Arguments {
     #[command(flatten)]
@@ -21,9 +26,12 @@ struct Arguments {
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> anyhow::Result<()> {
-    let arguments = Arguments::parse();
-    tracing_subscriber::fmt().with_writer(io::stderr).init();
+async fn main() -> ExitCode {
+    program::log();
+    program::exit("network-logger", run(Arguments::parse()).await)
+}
+
+async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let plugin = NetworkLogger(Mutex::new(Box::new(io::stdout())));
     let stub = arguments.nri.apply(Stub::builder(plugin)).build()?;
     Ok(stub.run_until(stop_signal()).await?)

@@ -7,7 +7,10 @@
 //! enablemonitoring.rdt.noderesource.dev/pod: "true"
 //! ```
 
-use std::sync::Arc;
+#[path = "../program/mod.rs"]
+mod program;
+
+use std::{process::ExitCode, sync::Arc};
 
 use anyhow::Context as _;
 use clap::Parser;
@@ -16,6 +19,10 @@ use nri_sdk::{
     effective_annotation, stop_signal,
 };
 
+/// An NRI plugin that assigns containers to classes of Resource Director Technology.
+///
+/// Annotations of the pod choose: closid.rdt.noderesource.dev/container.NAME, and likewise
+/// schemata and enablemonitoring.
 #[derive(Parser)]
 struct Arguments {
     #[command(flatten)]
@@ -26,9 +33,12 @@ struct Arguments {
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> anyhow::Result<()> {
-    let arguments = Arguments::parse();
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+async fn main() -> ExitCode {
+    program::log();
+    program::exit("rdt", run(Arguments::parse()).await)
+}
+
+async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let plugin = RdtPlugin { take_over: arguments.take_over };
     let stub = arguments.nri.apply(Stub::builder(plugin)).build()?;
     Ok(stub.run_until(stop_signal()).await?)

@@ -11,7 +11,10 @@
 //! Types are those of setrlimit(2), in either case, with or without their prefix. Instead of
 //! `/container.NAME` the key may end in `/pod`, or in nothing, for all containers.
 
-use std::{collections::BTreeMap, sync::Arc};
+#[path = "../program/mod.rs"]
+mod program;
+
+use std::{collections::BTreeMap, process::ExitCode, sync::Arc};
 
 use clap::Parser;
 use nri_sdk::{
@@ -43,6 +46,10 @@ const TYPES: [&str; 16] = [
     "STACK",
 ];
 
+/// An NRI plugin that sets the resource limits that an annotation of the pod asks for.
+///
+/// The annotation is ulimits.noderesource.dev/container.NAME, a list in YAML:
+/// [{type: nofile, hard: 4096, soft: 1024}]
 #[derive(Parser)]
 struct Arguments {
     #[command(flatten)]
@@ -50,9 +57,12 @@ struct Arguments {
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> anyhow::Result<()> {
-    let arguments = Arguments::parse();
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+async fn main() -> ExitCode {
+    program::log();
+    program::exit("ulimit-adjuster", run(Arguments::parse()).await)
+}
+
+async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let stub = arguments.nri.apply(Stub::builder(UlimitAdjuster)).build()?;
     Ok(stub.run_until(stop_signal()).await?)
 }
