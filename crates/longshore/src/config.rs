@@ -277,6 +277,13 @@ impl Config {
         Ok(settings)
     }
 
+    /// Works out where the daemon serves CRI, for its clients: the rest is none of their business.
+    pub fn cri_socket(&self) -> Result<PathBuf, ConfigError> {
+        let state = absolute("state", &self.state)?;
+        let place = Place { root: None, state: &state, own_state: false };
+        place.socket("cri.socket", self.cri.socket.as_ref(), "longshore.sock")
+    }
+
     fn check_registry(&self, place: &Place<'_>) -> Result<Registry, ConfigError> {
         let RegistryConfig { config_dir, http_proxy, https_proxy, no_proxy } = &self.registry;
         let (default, own) = ("/etc/longshore/certs.d", "certs.d");

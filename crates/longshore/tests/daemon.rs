@@ -6,7 +6,8 @@ use std::{
     collections::BTreeSet,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
+    time::Duration,
 };
 
 use api_cri::{
@@ -280,6 +281,69 @@ async fn info_shows_the_answers() {
     assert_eq!(json["conditions"][0]["type"], "RuntimeReady");
     let gone = run(&["info", "--cri-socket", "/nonexistent.sock"]);
     refused(&gone, "is the daemon running?");
+}
+
+/// A daemon that a test started itself.
+struct Started(std::process::Child);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A command of ours that knows nothing but these.
+fn with_environment(args: &[&str], environment: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(LONGSHORE);
+    for name in ["CONFIG", "ROOT", "STATE", "CRI_SOCKET"] {
+        command.env_remove(format!("LONGSHORE_{name}"));
+    }
+    command.args(args).envs(environment.iter().copied()).env_remove("NOTIFY_SOCKET");
+    command
+}
+
+/// Starts a daemon, and waits until a command that is told the same finds it.
+async fn found_by_commands(home: &Path, args: &[&str], environment: &[(&str, &str)]) {
+    let words: Vec<_> = ["daemon"].iter().chain(args).copied().collect();
+    let log = std::fs::File::create(home.join("stderr")).unwrap();
+    let mut daemon = with_environment(&words, environment);
+    let daemon = Started(daemon.stderr(log).stdin(Stdio::null()).spawn().unwrap());
+    let until = tokio::time::Instant::now() + Duration::from_secs(60);
+    loop {
+        let words: Vec<_> = ["ps", "--json"].iter().chain(args).copied().collect();
+        let listed = with_environment(&words, environment).output().unwrap();
+        if listed.status.success() {
+            break;
+        }
+        let why = String::from_utf8_lossy(&listed.stderr).into_owned();
+        assert!(tokio::time::Instant::now() < until, "{why}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    for command in ["info", "ps"] {
+        let words: Vec<_> = [command].iter().chain(args).copied().collect();
+        let output = with_environment(&words, environment).output().unwrap();
+        assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    drop(daemon);
+}
+
+#[tokio::test]
+async fn commands_find_a_daemon_by_what_it_was_started_with() {
+    let home = tempfile::tempdir().unwrap();
+    let (root, state) = (home.path().join("lib"), home.path().join("run"));
+    found_by_commands(
+        home.path(),
+        &[],
+        &[("LONGSHORE_ROOT", str(&root)), ("LONGSHORE_STATE", str(&state))],
+    )
+    .await;
+    let file = home.path().join("c.toml");
+    let socket = home.path().join("own.sock");
+    std::fs::write(&file, format!("root = {root:?}\nstate = {state:?}\ncri.socket = {socket:?}\n"))
+        .unwrap();
+    found_by_commands(home.path(), &["--config", str(&file)], &[]).await;
+    found_by_commands(home.path(), &[], &[("LONGSHORE_CONFIG", str(&file))]).await;
 }
 
 fn str(path: &Path) -> &str {

@@ -16,18 +16,21 @@ use clap::Args;
 use tonic::{Code, Response, Status, transport::Channel};
 
 use super::find::Objects;
+use crate::config::{ConfigError, load};
 
-/// Which daemon.
-#[derive(Clone, Debug, Args)]
+/// Which daemon: found by the flags, the environment and the file that the daemon has its socket
+/// from.
+#[derive(Clone, Debug, Default, Args)]
 pub(super) struct DaemonArgs {
-    /// The daemon's socket.
-    #[arg(
-        long,
-        env = "LONGSHORE_CRI_SOCKET",
-        value_name = "PATH",
-        default_value = "/run/longshore/longshore.sock"
-    )]
-    cri_socket: PathBuf,
+    /// The daemon's socket [default: as its configuration says, or STATE/longshore.sock]
+    #[arg(long, env = "LONGSHORE_CRI_SOCKET", value_name = "PATH")]
+    cri_socket: Option<PathBuf>,
+    /// The daemon's configuration file [default: /etc/longshore/config.toml, if it exists]
+    #[arg(long, env = "LONGSHORE_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The daemon's state directory [default: /run/longshore]
+    #[arg(long, env = "LONGSHORE_STATE", value_name = "DIR")]
+    state: Option<PathBuf>,
 }
 
 /// Clones share one connection.
@@ -48,11 +51,25 @@ pub(super) trait Told<T> {
 }
 
 impl DaemonArgs {
+    /// Where the daemon serves, as it would work it out itself.
+    pub(super) fn socket(&self) -> Result<PathBuf, ConfigError> {
+        // Who names the socket needs no configuration.
+        if let Some(socket) = &self.cri_socket {
+            return Ok(socket.clone());
+        }
+        let mut config = load(self.config.as_deref())?;
+        if let Some(state) = &self.state {
+            config.state.clone_from(state);
+        }
+        config.cri_socket()
+    }
+
     pub(super) async fn connect(&self) -> anyhow::Result<Client> {
-        let socket = &self.cri_socket;
+        let socket = &self.socket()?;
         let channel = connect(socket).await.map_err(|e| {
             let why = e.source().map_or_else(|| e.to_string(), |e| base::Chain(e).to_string());
-            let hint = "start one with `longshore daemon`, or name another by --cri-socket";
+            let hint = "start one with `longshore daemon`, or name another by --state, --config or \
+                        --cri-socket";
             anyhow::anyhow!("no daemon at {}: {why}; {hint}", socket.display())
         })?;
         Ok(Client {
@@ -123,6 +140,31 @@ impl Error for Refusal {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_socket_is_found_as_the_daemon_finds_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (plain, named) = (dir.path().join("plain.toml"), dir.path().join("named.toml"));
+        std::fs::write(&plain, "state = '/file'").unwrap();
+        std::fs::write(&named, "state = '/file'\ncri.socket = '/own.sock'").unwrap();
+        let check = |cri_socket: &str, config: &PathBuf, state: &str, want: &str| {
+            let some = |text: &str| Some(PathBuf::from(text)).filter(|_| !text.is_empty());
+            let args = DaemonArgs {
+                cri_socket: some(cri_socket),
+                config: Some(config.clone()),
+                state: some(state),
+            };
+            assert_eq!(args.socket().unwrap(), PathBuf::from(want));
+        };
+        check("", &plain, "", "/file/longshore.sock");
+        check("", &plain, "/flag", "/flag/longshore.sock");
+        check("", &named, "/flag", "/own.sock");
+        check("/given.sock", &named, "/flag", "/given.sock");
+        check("/given.sock", &dir.path().join("absent"), "", "/given.sock");
+        let absent = DaemonArgs { config: Some("/absent.toml".into()), ..DaemonArgs::default() };
+        let error = absent.socket().unwrap_err().to_string();
+        assert!(error.contains("read configuration /absent.toml"), "{error}");
+    }
 
     #[test]
     fn errors_name_the_step_and_what_the_daemon_said() {

@@ -1,9 +1,4 @@
-use std::{
-    io::Write,
-    path::{Path, PathBuf},
-    process::ExitCode,
-    time::Duration,
-};
+use std::{io::Write, path::Path, process::ExitCode, time::Duration};
 
 use anyhow::Context;
 use api_cri::{
@@ -15,17 +10,13 @@ use api_cri::{
 };
 use clap::Args;
 
+use super::client::DaemonArgs;
+
 /// Ask a running daemon for its version and whether it can take pods.
 #[derive(Debug, Args)]
 pub(super) struct Info {
-    /// The daemon's CRI socket.
-    #[arg(
-        long,
-        env = "LONGSHORE_CRI_SOCKET",
-        value_name = "PATH",
-        default_value = "/run/longshore/longshore.sock"
-    )]
-    cri_socket: PathBuf,
+    #[command(flatten)]
+    daemon: DaemonArgs,
     /// Seconds to wait for the daemon.
     #[arg(long, default_value_t = 10)]
     timeout: u64,
@@ -37,10 +28,10 @@ pub(super) struct Info {
 impl Info {
     pub(super) fn run(self, out: &mut impl Write) -> anyhow::Result<ExitCode> {
         let limit = Duration::from_secs(self.timeout);
+        let socket = self.daemon.socket()?;
         let asked = async {
-            tokio::time::timeout(limit, ask(&self.cri_socket)).await.with_context(|| {
-                format!("{} did not answer in {limit:?}", self.cri_socket.display())
-            })?
+            let answered = tokio::time::timeout(limit, ask(&socket)).await;
+            answered.with_context(|| format!("{} did not answer in {limit:?}", socket.display()))?
         };
         let (version, status) = super::block_on(asked)?;
         let conditions = status.status.unwrap_or_default().conditions;
