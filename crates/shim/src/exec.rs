@@ -27,7 +27,7 @@ use crate::{
     clock,
     console::{self, ConsoleSocket, copy_of},
     error::{Error, Result},
-    note,
+    note, oom,
     process::{Ended, Process},
     runtime::{Call, Streams},
     stdio,
@@ -189,7 +189,9 @@ impl Tasks {
                 exec_of.process.end(ended);
             }
         });
-        let ready = late.give(&live).and_then(|()| match (console, ends) {
+        let score = oom::of_process(spec);
+        let given = late.give(&live).and_then(|()| oom::give(&live, score));
+        let ready = given.and_then(|()| match (console, ends) {
             (Some(socket), Some(ends)) => {
                 socket.receive().and_then(|tty| self.serve_terminal(exec, tty, ends))
             }

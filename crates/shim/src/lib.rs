@@ -23,6 +23,7 @@ mod console;
 mod error;
 mod exec;
 mod note;
+mod oom;
 mod pid1;
 mod pod;
 mod priority;

@@ -33,7 +33,7 @@ use crate::{
     cgroup::{self, Group, off_thread},
     console::{self, ConsoleSocket, copy_of},
     error::{Error, Result},
-    note,
+    note, oom,
     priority::Priorities,
     process::{Ended, Live},
     reaper::Reaper,
@@ -188,6 +188,7 @@ impl Tasks {
         let pid = live.pid;
         self.adopt(task, live.clone(), ended);
         task.priorities.give(&live)?;
+        oom::give(&live, oom::of_bundle(&task.bundle))?;
         if let Some(socket) = console {
             let master = socket.receive()?;
             self.connect_terminal(task, &create.output, &master)?;
