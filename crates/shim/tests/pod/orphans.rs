@@ -54,7 +54,7 @@ async fn an_exec_outlives_its_client_and_is_then_forgotten() {
     let pod = world.start().await;
     let id = pod.run("c", &LISTENS, Wish::default()).await;
     // It reads its input to the end, and says much more than a pipe holds, to both sides.
-    let script = "echo first; cat; seq 1 50000; seq 1 50000 >&2; echo x > /tmp/said";
+    let script = "echo first; cat && seq 1 50000 && seq 1 50000 >&2 && echo x > /tmp/said";
     pod.exec_and_die(&id, "x1", &["sh", "-c", script], false).await;
     assert_eq!(pod.wait(&id).await.code, 7, "it came to its end");
     pod.until_forgotten(&id).await;
