@@ -49,7 +49,8 @@ fn check(test: &str, change: impl Fn(&mut World), script: &str, want: &str) {
 
 fn program(name: &str) -> Option<PathBuf> {
     let dirs = ["/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"];
-    dirs.iter().map(|dir| Path::new(dir).join(name)).find(|path| path.exists())
+    // A runtime that is hidden from tests has a device in its place.
+    dirs.iter().map(|dir| Path::new(dir).join(name)).find(|path| path.is_file())
 }
 
 /// Old crun refuses hosts with both cgroup versions, whatever the spec: that is not our fault.
